@@ -1,0 +1,18 @@
+"""Errors that speak to the user: what was wrong, where, what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class CoterieError(Exception):
+    """A mistake in what was asked or given. The command line prints it in one line and exits with 2."""
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> CoterieError:
+    """The error for a name that does not exist, with the nearest one that does."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}"
+    return CoterieError(f"unknown {what} '{name}': {hint}")

@@ -1,0 +1,144 @@
+"""A network as pure functions: encoder x -> z, head z -> logits. Weights are arguments, never attributes."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from coterie.core.errors import CoterieError
+from coterie.core.samples import Transform
+from coterie.core.tree import Live, Tree, apply, is_statistic
+
+
+class Weights(NamedTuple):
+    """A whole network. Each dictionary: name -> tensor, BatchNorm's running statistics included."""
+
+    encoder: Tree  # θ in the papers
+    head: Tree  # φ
+
+
+@dataclass(frozen=True)
+class Model:
+    """The shape of a network, what it does with raw samples, and the weights every client starts from."""
+
+    encoder: nn.Module
+    head: nn.Module
+    start: Weights
+    dim: int  # d, length of z
+    classes: int  # K
+    mean: Tensor  # per channel, of pixels scaled to 0..1
+    std: Tensor
+
+    def __call__(self, weights: Weights, x: Tensor) -> Tensor:
+        """(B, ...) raw samples -> (B, K) logits."""
+        return self.logits(weights.head, self.features(weights.encoder, x))
+
+    def features(self, encoder: Tree, x: Tensor) -> Tensor:
+        """(B, ...) raw samples -> (B, d)."""
+        return _call(self.encoder, encoder, self.normalise(x))
+
+    def logits(self, head: Tree, z: Tensor) -> Tensor:
+        return _call(self.head, head, z)
+
+    def normalise(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.uint8:
+            x = x.to(self.mean.dtype) / 255
+        x = x.to(self.mean.dtype)
+        return (x - self.mean) / self.std if self.mean.numel() else x
+
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Model:
+        def move(t: Tensor) -> Tensor:
+            return t.to(device, dtype if t.is_floating_point() else None)
+
+        return Model(
+            copy.deepcopy(self.encoder).to(device, dtype),
+            copy.deepcopy(self.head).to(device, dtype),
+            apply(move, self.start),
+            self.dim,
+            self.classes,
+            move(self.mean),
+            move(self.std),
+        )
+
+    @property
+    def batch_norm(self) -> bool:
+        """Whether the samples of a batch influence each other."""
+        modules = (*self.encoder.modules(), *self.head.modules())
+        return any(isinstance(m, nn.modules.batchnorm._NormBase) for m in modules)
+
+    @property
+    def tests_by_batch(self) -> bool:
+        """Whether they do so in testing too: BatchNorm without running statistics."""
+        modules = (*self.encoder.modules(), *self.head.modules())
+        return any(isinstance(m, nn.modules.batchnorm._NormBase) and m.running_mean is None for m in modules)
+
+
+def _call(module: nn.Module, weights: Tree, x: Tensor) -> Tensor:
+    training = isinstance(weights, Live)  # what is not under training is used as in testing
+    if module.training != training:
+        module.train(training)
+    result: Tensor = functional_call(module, weights, (x,))
+    return result
+
+
+def split_head(network: nn.Module, head: str | None = None) -> tuple[nn.Module, nn.Module]:
+    """Encoder and head of a network: its own `encoder` and `head`, or the named module, or its last one."""
+    network = copy.deepcopy(network)
+    parts = dict(network.named_children())
+    if head is None and {"encoder", "head"} == set(parts):
+        return parts["encoder"], parts["head"]
+    if head is None and isinstance(network, nn.Sequential) and len(network) > 1:
+        return network[:-1], network[-1]
+    name = head or next((n for n, m in reversed(list(network.named_modules())) if n and not list(m.children())), None)
+    if not name:
+        raise CoterieError("this network has no modules inside, so no head can be found; wrap it in nn.Sequential")
+    try:
+        found = network.get_submodule(name)
+    except AttributeError:
+        known = ", ".join(n for n, _ in network.named_modules() if n)
+        raise CoterieError(f"the network has no module '{name}' to be its head; it has: {known}") from None
+    owner, _, last = name.rpartition(".")
+    setattr(network.get_submodule(owner), last, nn.Identity())
+    return network, found
+
+
+def make_model(
+    network: nn.Module,
+    shape: tuple[int, ...],
+    classes: int,
+    transform: Transform | None = None,
+    head: str | None = None,
+) -> Model:
+    """A Model from any network whose last module is its head, or whose head is named."""
+    encoder, top = split_head(network, head)
+    for part in (encoder, top):
+        for module in part.modules():
+            if isinstance(module, nn.modules.batchnorm._NormBase):
+                module.num_batches_tracked = None  # only for torch's cumulative average; not a weight
+    start = Weights(_weights(encoder), _weights(top))
+    transform = transform or Transform()
+    per_channel = (len(transform.mean), *(1,) * (len(shape) - 1))
+    mean, std = (torch.tensor(v).reshape(per_channel) for v in (transform.mean, transform.std))
+    model = Model(encoder, top, start, 0, classes, mean, std)
+    try:
+        z = model.features(start.encoder, torch.zeros(2, *shape))
+        logits = model.logits(start.head, z)
+    except RuntimeError as error:
+        raise CoterieError(f"the model cannot take samples of shape {shape}: {error}") from None
+    if z.ndim != 2 or logits.shape != (2, classes):
+        raise CoterieError(
+            f"the model gives features {tuple(z.shape[1:])} and outputs {tuple(logits.shape[1:])}; "
+            f"needed are a feature vector and one output for each of {classes} classes. Is the head named?"
+        )
+    return Model(encoder, top, start, z.shape[1], classes, mean, std)
+
+
+def _weights(module: nn.Module) -> Tree:
+    named = {n: p.detach().clone() for n, p in module.named_parameters()}
+    named.update({n: b.detach().clone() for n, b in module.named_buffers() if is_statistic(n)})
+    return named

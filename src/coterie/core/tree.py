@@ -1,0 +1,135 @@
+"""Nested NamedTuples and dictionaries of tensors: messages, states, weights.
+
+Plural means a leading client axis: `stack` makes it, `pick` and `put` read and write rows of it,
+`mix` and `average` sum over it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+Tree = dict[str, Tensor]
+
+STATISTICS = (
+    "running_mean",
+    "running_var",
+)  # BatchNorm's buffers ride beside the weights, under torch's names
+
+
+class Live(dict[str, Tensor]):
+    """Weights under training. BatchNorm uses batch statistics with them, and writes its running ones into them."""
+
+
+def is_statistic(name: str) -> bool:
+    return name.rpartition(".")[2] in STATISTICS
+
+
+def apply(f: Callable[..., Tensor], tree: T, *others: T) -> T:
+    """f on the tensors that stand in the same place of each tree."""
+    node: Any = tree
+    if isinstance(node, Tensor):
+        return cast(T, f(node, *others))
+    if isinstance(node, dict):
+        rest = [cast("dict[str, Any]", o) for o in others]
+        return cast(T, {k: apply(f, v, *(o[k] for o in rest)) for k, v in node.items()})
+    if isinstance(node, tuple):
+        parts = [apply(f, *branch) for branch in zip(node, *cast("list[tuple[Any]]", others), strict=True)]
+        return cast(T, type(node)(*parts) if hasattr(node, "_fields") else tuple(parts))
+    raise TypeError(f"a tree holds tensors, dictionaries and named tuples, not {type(node).__name__}")
+
+
+def items(tree: object, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor with its dotted name."""
+    if isinstance(tree, Tensor):
+        yield prefix, tree
+    elif isinstance(tree, dict):
+        for name, branch in tree.items():
+            yield from items(branch, f"{prefix}.{name}" if prefix else name)
+    elif isinstance(tree, tuple):
+        names = getattr(tree, "_fields", None) or [str(i) for i in range(len(tree))]
+        yield from items(dict(zip(names, tree, strict=True)), prefix)
+    else:
+        raise TypeError(f"a tree holds tensors, dictionaries and named tuples, not {type(tree).__name__}")
+
+
+def flatten(tree: object) -> Tree:
+    return dict(items(tree))
+
+
+def fill(tree: T, tensors: Tree, prefix: str = "", leaf: type[dict[str, Any]] = dict) -> T:
+    """The tree with its tensors replaced by those of the same dotted name. `leaf`: type of its dictionaries."""
+    node: Any = tree
+    if isinstance(node, Tensor):
+        return cast(T, tensors[prefix])
+
+    def below(name: str, branch: Any) -> Any:
+        return fill(branch, tensors, f"{prefix}.{name}" if prefix else name, leaf)
+
+    if isinstance(node, dict):
+        return cast(T, leaf({k: below(k, v) for k, v in node.items()}))
+    if hasattr(node, "_fields"):
+        return cast(T, type(node)(*(below(k, v) for k, v in zip(node._fields, node, strict=True))))
+    return cast(T, tuple(below(str(i), v) for i, v in enumerate(node)))
+
+
+def leaves(tree: object) -> list[Tensor]:
+    return [tensor for _, tensor in items(tree)]
+
+
+def stack(trees: Sequence[T]) -> T:
+    """One tree with a leading axis from many."""
+    return apply(lambda *rows: torch.stack(rows), *trees)
+
+
+def pick(trees: T, rows: Tensor | int) -> T:
+    return apply(lambda t: t[rows], trees)
+
+
+def put(trees: T, rows: Tensor | int, values: T) -> T:
+    """A copy of the trees with these rows replaced."""
+
+    def write(t: Tensor, v: Tensor) -> Tensor:
+        out = t.clone()
+        out[rows] = v
+        return out
+
+    return apply(write, trees, values)
+
+
+def mix(trees: T, weights: Tensor) -> T:
+    """Sum over the leading axis with weights (S,), or one sum for each row of weights (R, S)."""
+    return apply(lambda t: torch.tensordot(weights.to(t.dtype), t, dims=1), trees)
+
+
+def average(trees: T, samples: Tensor) -> T:
+    """Mean over the leading axis, weighted by samples (S,)."""
+    return mix(trees, samples.double() / samples.double().sum())
+
+
+def where(condition: Tensor, yes: T, no: T) -> T:
+    return apply(lambda a, b: torch.where(condition, a, b), yes, no)
+
+
+def overlay(base: T, top: object) -> T:
+    """The named tuple `base` with every field that `top` also has, and fills, taken from `top`."""
+    shared = set(cast(Any, base)._fields) & set(cast(Any, top)._fields)
+    return cast(T, cast(Any, base)._replace(**{name: getattr(top, name) for name in shared}))
+
+
+def finite(trees: object, rows: int) -> Tensor:
+    """(rows,) whether every number in the row of a tree with a leading axis is finite."""
+    ok = torch.ones(rows, dtype=torch.bool)
+    for t in leaves(trees):
+        if t.is_floating_point():
+            ok = ok.to(t.device) & t.flatten(1).isfinite().all(1) if t.ndim > 1 else ok.to(t.device) & t.isfinite()
+    return ok
+
+
+def size(tree: object) -> int:
+    """Bytes of all tensors."""
+    return sum(t.numel() * t.element_size() for t in leaves(tree))

@@ -1,0 +1,137 @@
+"""Clients with random shares of each class, drawn from a Dirichlet distribution: small α, uneven shares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.random import Generator
+
+from coterie.core.errors import CoterieError
+from coterie.data.partition import Indices, Labels, Partition
+from coterie.data.settings import at_least, between, recorded
+
+
+@recorded
+def dirichlet(
+    labels: Labels,
+    *,
+    num_clients: int = 20,
+    alpha: float = 0.1,
+    min_size: int = 1,
+    train_share: float = 0.75,
+    retries: int = 10_000,
+    seed: int = 0,
+) -> Partition:
+    """Train and test together, dealt class by class to clients not yet full, then split per client (PFLlib)."""
+    return _merged(labels, num_clients, alpha, min_size, train_share, retries, seed, capped=True)
+
+
+@recorded
+def dirichlet_crc(
+    labels: Labels,
+    *,
+    num_clients: int = 100,
+    alpha: float = 0.5,
+    min_size: int = 10,
+    train_share: float = 0.8,
+    retries: int = 10_000,
+    seed: int = 0,
+) -> Partition:
+    """As dirichlet, but a client is never full (FedCRC)."""
+    return _merged(labels, num_clients, alpha, min_size, train_share, retries, seed, capped=False)
+
+
+@recorded
+def dirichlet_pac(labels: Labels, *, num_clients: int = 100, alpha: float = 1.0, seed: int = 0) -> Partition:
+    """A client's share of a class is the same in train and test; all samples are used, once (FedPAC, Table 8)."""
+    _check(num_clients, alpha, seed)
+    draw = np.random.default_rng(seed)
+    p = draw.dirichlet(np.full(num_clients, alpha), labels.classes)  # (K, m)
+    parts = []
+    for y in (labels.train, labels.test):
+        sizes = np.bincount(y, minlength=labels.classes)
+        counts = np.stack([cut(share, size) for share, size in zip(p, sizes, strict=True)])
+        parts.append(hand_out(y, counts, draw))
+    return Partition("dirichlet-pac", parts[0], parts[1])
+
+
+def cut(p: NDArrayFloat, size: int) -> Indices:
+    """(m,) whole numbers near p · size that sum to size."""
+    edges = (np.cumsum(p) * size).astype(np.int64)
+    edges[-1] = size
+    return np.diff(edges, prepend=0)
+
+
+NDArrayFloat = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+
+
+def draw_counts(draw: Generator, sizes: Sequence[int], clients: int, alpha: float, capped: bool) -> Indices | None:
+    """(K, m) samples of each class for each client; None where the draw leaves nobody to take a class."""
+    full = sum(sizes) / clients if capped else np.inf
+    held = np.zeros(clients, np.int64)
+    counts = []
+    for size in sizes:
+        p = draw.dirichlet(np.full(clients, alpha)) * (held < full)
+        if not p.sum() > 0:
+            return None
+        counts.append(cut(p / p.sum(), size))
+        held += counts[-1]
+    return np.stack(counts)
+
+
+def hand_out(y: Indices, counts: Indices, draw: Generator) -> tuple[Indices, ...]:
+    """The samples of each client: `counts[k, i]` random ones of class k for client i, each given once."""
+    pieces = [
+        np.split(draw.permutation(np.flatnonzero(y == label)), np.cumsum(row)[:-1]) for label, row in enumerate(counts)
+    ]
+    return tuple(np.concatenate(of_client) for of_client in zip(*pieces, strict=True))
+
+
+def _check(num_clients: int, alpha: float, seed: int) -> None:
+    at_least(1, num_clients=num_clients)
+    between(1e-3, 1e6, alpha=alpha)
+    at_least(0, seed=seed)
+
+
+def _merged(
+    labels: Labels,
+    num_clients: int,
+    alpha: float,
+    min_size: int,
+    train_share: float,
+    retries: int,
+    seed: int,
+    capped: bool,
+) -> Partition:
+    _check(num_clients, alpha, seed)
+    at_least(1, min_size=min_size, retries=retries)
+    between(0, 1, train_share=train_share)
+    draw = np.random.default_rng(seed)
+    y = labels.merged
+    counts = _retry(
+        draw, np.bincount(y, minlength=labels.classes).tolist(), num_clients, alpha, min_size, retries, capped
+    )
+    train, test = [], []
+    for part in hand_out(y, counts, draw):
+        mixed = draw.permutation(part)
+        first = max(1, int(train_share * len(mixed)))
+        train.append(mixed[:first])
+        test.append(mixed[first:])
+    return Partition("dirichlet", tuple(train), tuple(test), merged=True)
+
+
+def _retry(
+    draw: Generator, sizes: Sequence[int], clients: int, alpha: float, min_size: int, retries: int, capped: bool
+) -> Indices:
+    best = 0
+    for _ in range(retries if clients * min_size <= sum(sizes) else 0):
+        counts = draw_counts(draw, sizes, clients, alpha, capped)
+        smallest = 0 if counts is None else int(counts.sum(axis=0).min())
+        if counts is not None and smallest >= min_size:
+            return counts
+        best = max(best, smallest)
+    raise CoterieError(
+        f"{sum(sizes)} samples for {clients} clients at alpha={alpha}: not in {retries} draws did every client get "
+        f"{min_size} (at best {best}); raise alpha or retries, or lower min_size or num_clients"
+    )

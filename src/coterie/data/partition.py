@@ -1,0 +1,173 @@
+"""Which samples each client has: the one value all partition rules make."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.core.errors import CoterieError
+
+Indices = NDArray[np.int64]
+
+
+class Labels(NamedTuple):
+    """What a partition rule may see of a dataset."""
+
+    name: str
+    train: Indices  # (N,) class of every train sample
+    test: Indices
+    names: tuple[str, ...]  # of the classes
+    owners: tuple[Indices, Indices] | None = None  # (N,) client of every train and test sample, where given by nature
+
+    @property
+    def classes(self) -> int:
+        return len(self.names)
+
+    @property
+    def merged(self) -> Indices:
+        return np.concatenate([self.train, self.test])
+
+
+class Statistics(NamedTuple):
+    """A partition in numbers. Slots count a sample once for each client that has it."""
+
+    train_sizes: Indices  # (m,)
+    test_sizes: Indices
+    train_counts: Indices  # (m, K) as the clients see the classes, after any relabelling
+    test_counts: Indices
+    train_slots: int
+    train_distinct: int
+    test_slots: int
+    test_distinct: int
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Client i has samples `train[i]` and `test[i]`: indices into the official train and test split, or, where
+    `merged`, into the two splits one after the other."""
+
+    name: str
+    train: tuple[Indices, ...]
+    test: tuple[Indices, ...]
+    groups: tuple[int, ...] = ()  # of each client; clients of one group are alike
+    settings: dict[str, Any] = field(default_factory=dict)  # what the rule was given
+    merged: bool = False
+    label_maps: Indices | None = None  # (m, K) concept shift: what client i calls class k
+    angles: tuple[float, ...] | None = None  # (m,) feature skew: degrees, counter-clockwise
+
+    def __post_init__(self) -> None:
+        if not self.groups:
+            object.__setattr__(self, "groups", (0,) * len(self.train))
+        lengths = {
+            len(part) for part in (self.train, self.test, self.groups, self.angles, self.label_maps) if part is not None
+        }
+        if len(lengths) != 1 or not self.train:
+            raise CoterieError("a partition needs one train part, one test part and one group per client")
+
+    @property
+    def clients(self) -> int:
+        return len(self.train)
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of who has what. Neither the name nor the settings count."""
+        digest = hashlib.sha256()
+        for name, array in sorted(self._content().items()):
+            little = array.astype(array.dtype.newbyteorder("<"))
+            digest.update(f"{name} {little.dtype.str} {little.shape}\n".encode() + little.tobytes())
+        return digest.hexdigest()
+
+    def statistics(self, labels: Labels) -> Statistics:
+        y_train, y_test = (labels.merged, labels.merged) if self.merged else (labels.train, labels.test)
+        train, test = np.concatenate(self.train), np.concatenate(self.test)
+        return Statistics(
+            np.array([len(part) for part in self.train]),
+            np.array([len(part) for part in self.test]),
+            self._counts(y_train, self.train, labels.classes),
+            self._counts(y_test, self.test, labels.classes),
+            len(train),
+            len(np.unique(train)),
+            len(test),
+            len(np.unique(test)),
+        )
+
+    def _counts(self, y: Indices, parts: Sequence[Indices], classes: int) -> Indices:
+        maps = np.tile(np.arange(classes), (self.clients, 1)) if self.label_maps is None else self.label_maps
+        return np.stack([np.bincount(maps[i][y[part]], minlength=classes) for i, part in enumerate(parts)])
+
+    def _content(self) -> dict[str, NDArray[Any]]:
+        content: dict[str, NDArray[Any]] = {"groups": np.array(self.groups, np.int64), "merged": np.array(self.merged)}
+        for name, parts in (("train", self.train), ("test", self.test)):
+            content[name] = np.concatenate(parts).astype(np.int64)
+            content[f"{name}_sizes"] = np.array([len(part) for part in parts], np.int64)
+        if self.label_maps is not None:
+            content["label_maps"] = np.asarray(self.label_maps, np.int64)
+        if self.angles is not None:
+            content["angles"] = np.array(self.angles, np.float64)
+        return content
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write an .npz file: all of it, or nothing."""
+        path = Path(path)
+        about = np.array(json.dumps({"name": self.name, "settings": self.settings}))
+        try:
+            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+                try:
+                    np.savez_compressed(file, allow_pickle=False, about=about, **self._content())
+                    file.close()
+                    os.replace(file.name, path)
+                except BaseException:
+                    os.unlink(file.name)
+                    raise
+        except OSError as error:
+            raise CoterieError(f"{path}: cannot be written ({error.strerror})") from error
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read what `save` wrote, or any .npz with two matrices `train` and `test` that have a row per client."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                about = json.loads(str(file["about"])) if "about" in file else {"name": "file", "settings": {}}
+                groups = file["groups"].tolist() if "groups" in file else ()
+                return cls(
+                    name=about["name"],
+                    train=_rows(file, "train"),
+                    test=_rows(file, "test"),
+                    groups=tuple(groups),
+                    settings=about["settings"],
+                    merged="merged" in file and bool(file["merged"]),
+                    label_maps=file["label_maps"] if "label_maps" in file else None,
+                    angles=tuple(file["angles"].tolist()) if "angles" in file else None,
+                )
+        except FileNotFoundError:
+            raise CoterieError(f"{path}: no such partition file") from None
+        except DAMAGED as error:
+            raise CoterieError(f"{path}: not a partition file, or a damaged one ({error})") from error
+
+
+DAMAGED = (OSError, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError, NotImplementedError,
+           RuntimeError, zipfile.BadZipFile, zlib.error)  # fmt: skip
+
+
+def _rows(file: Any, name: str) -> tuple[Indices, ...]:
+    values = file[name]
+    if values.dtype.kind not in "iu":
+        raise ValueError(f"{name} holds {values.dtype}, not indices")
+    values = values.astype(np.int64)
+    if f"{name}_sizes" not in file:
+        return tuple(row for row in values.reshape(len(values), -1))
+    sizes = file[f"{name}_sizes"]
+    if sizes.sum() != len(values) or (sizes < 0).any():
+        raise ValueError(f"{len(values)} {name} samples for sizes that sum to {sizes.sum()}")
+    return tuple(np.split(values, np.cumsum(sizes)[:-1]))

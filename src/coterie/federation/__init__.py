@@ -1,0 +1,7 @@
+"""The loop. It knows rounds, participants and scores, and no method."""
+
+from coterie.federation.history import History, Round, Summary
+from coterie.federation.result import Result
+from coterie.federation.rounds import Settings, federate
+
+__all__ = ["History", "Result", "Round", "Settings", "Summary", "federate"]

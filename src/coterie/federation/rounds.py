@@ -1,0 +1,180 @@
+"""The federated loop: draw participants, send, train, receive, measure."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie.clients import Answers, Clients, Scores, Turn
+from coterie.clients.base import send
+from coterie.core import order, tree
+from coterie.core.errors import CoterieError
+from coterie.core.method import Method
+from coterie.federation.history import History, Round
+
+log = logging.getLogger("coterie")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a federation is run, whatever the method."""
+
+    rounds: int = field(default=200, metadata={"help": "communication rounds"})
+    join_ratio: float = field(default=1.0, metadata={"help": "share of clients in a round"})
+    full_last_round: bool = field(
+        default=False, metadata={"help": "after the last round all clients train once more and are measured"}
+    )
+    lr_decay: float = field(default=1.0, metadata={"help": "factor on the learning rate, every round"})
+    lr_steps: tuple[tuple[int, float], ...] = field(
+        default=(), metadata={"help": "factors on the learning rate from a round on, as 50:0.2,75:0.02"}
+    )
+    evaluate_every: int = field(
+        default=1, metadata={"help": "rounds between measurements; the last is always measured"}
+    )
+    seed: int = field(default=0, metadata={"help": "seed of all randomness"})
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise CoterieError(f"rounds must be at least 1, not {self.rounds}")
+        if not 0 < self.join_ratio <= 1:
+            raise CoterieError(f"the join ratio must be above 0 and at most 1, not {self.join_ratio}")
+        if self.evaluate_every < 1:
+            raise CoterieError(f"rounds between measurements must be at least 1, not {self.evaluate_every}")
+
+    def rate(self, round: int) -> float:
+        """Factor on the learning rate in round 0, 1, ..."""
+        steps = [factor for start, factor in sorted(self.lr_steps) if round >= start]
+        return self.lr_decay**round * (steps[-1] if steps else 1.0)
+
+    def joining(self, clients: int) -> int:
+        return max(int(self.join_ratio * clients + 1e-9), 1)
+
+
+class Clock:
+    """Seconds by phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def time(self, phase: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
+
+
+def federate(
+    clients: Clients, settings: Settings, watch: Callable[[Round], None] = lambda record: None
+) -> tuple[Any, History]:
+    """The server's last state, and what happened. `watch` sees every round when it ends."""
+    method, history = clients.method, History()
+
+    def note(record: Round) -> None:
+        history.append(record)
+        watch(record)
+
+    server = method.server_init(clients.model, clients.census)
+    clients.join(method.server_welcome(server))
+    for number in range(settings.rounds):
+        server, record = play(server, clients, settings, number)
+        note(record)
+    if settings.full_last_round and settings.join_ratio < 1:
+        note(last_training(server, clients, settings))
+    if type(method).client_finish is not Method.client_finish:
+        note(finish(server, clients, settings))
+    return server, history
+
+
+def play(server: Any, clients: Clients, settings: Settings, number: int) -> tuple[Any, Round]:
+    """One round."""
+    clock, scores = Clock(), {}
+    measured = (number + 1) % settings.evaluate_every == 0 or number + 1 == settings.rounds
+    turn = Turn(number, settings.rate(number))
+    joined = order.participants(settings.seed, number, clients.data.clients, settings.joining(clients.data.clients))
+    with clock.time("send"):
+        downs = send(clients.method, server, joined)
+    with clock.time("train"):
+        answers = train(clients, joined, downs, turn)
+    if measured:
+        with clock.time("evaluate"):
+            scores.update(after_training(clients, joined, downs, answers))
+    with clock.time("receive"):
+        ids = answers.clients.to(clients.model.mean.device)
+        server = clients.method.server_receive(server, ids, answers.ups)
+    if measured:
+        with clock.time("evaluate"):
+            scores.update(as_downloaded(server, clients))
+    return server, Round(
+        number + 1,
+        joined,
+        answers.left_out,
+        scores,
+        bytes_up=tree.size(answers.ups),
+        bytes_down=tree.size(downs),
+        seconds=clock.seconds,
+        report=tree.apply(lambda t: t.cpu(), clients.method.server_report(server)),
+    )
+
+
+def train(clients: Clients, joined: Tensor, downs: Any, turn: Turn) -> Answers:
+    answers = clients.train(joined, downs, turn)
+    for client in answers.left_out:
+        log.warning("round %d: client %d is left out, its update is not finite", turn.round + 1, client)
+    if not len(answers.clients):
+        raise CoterieError(
+            f"round {turn.round + 1}: no client sent a finite update, so training diverged; try a smaller learning rate"
+        )
+    return answers
+
+
+def after_training(clients: Clients, joined: Tensor, downs: Any, answers: Answers) -> dict[tuple[str, str], Scores]:
+    """POST: what a client sent back takes the place of what it was sent."""
+    rows = torch.isin(joined, answers.clients).nonzero()[:, 0].to(clients.model.mean.device)
+    trained = tree.overlay(tree.pick(downs, rows), answers.ups)
+    return {("post", split): clients.score(answers.clients, trained, split) for split in splits(clients)}
+
+
+def as_downloaded(server: Any, clients: Clients) -> dict[tuple[str, str], Scores]:
+    """PRE on all clients, and the global model where there is one."""
+    everyone = torch.arange(clients.data.clients)
+    downs = send(clients.method, server, everyone)
+    found = {("pre", split): clients.score(everyone, downs, split) for split in splits(clients)}
+    for split in splits(clients):
+        if clients.method.personal_is_global:
+            found["global", split] = found["pre", split]
+        elif (scores := clients.score_global(server, split)) is not None:
+            found["global", split] = scores
+    return found
+
+
+def last_training(server: Any, clients: Clients, settings: Settings) -> Round:
+    """All clients train once more from the final server state, which stays as it is."""
+    everyone, clock = torch.arange(clients.data.clients), Clock()
+    downs = send(clients.method, server, everyone)
+    with clock.time("train"):
+        answers = train(clients, everyone, downs, Turn(settings.rounds, settings.rate(settings.rounds)))
+    with clock.time("evaluate"):
+        scores = after_training(clients, everyone, downs, answers)
+    return Round(settings.rounds + 1, everyone, answers.left_out, scores, 0, tree.size(downs), clock.seconds)
+
+
+def finish(server: Any, clients: Clients, settings: Settings) -> Round:
+    everyone, clock = torch.arange(clients.data.clients), Clock()
+    downs = send(clients.method, server, everyone)
+    turn = Turn(settings.rounds, settings.rate(settings.rounds - 1))
+    with clock.time("finish"):
+        clients.finish(everyone, downs, turn)
+    with clock.time("evaluate"):
+        scores = {("finished", split): clients.score(everyone, downs, split) for split in splits(clients)}
+    return Round(settings.rounds, everyone, (), scores, seconds=clock.seconds)
+
+
+def splits(clients: Clients) -> list[str]:
+    return ["test"] if clients.data.validation is None else ["test", "validation"]

@@ -1,0 +1,81 @@
+"""Two models: the shared one, trained and averaged as in FedAvg, and a personal one drawn towards it.
+
+Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021.
+The personal model is drawn towards the shared model as received, not as trained by the client.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from coterie.core.local import Batch, Data
+from coterie.core.losses import cross_entropy, squared_distance
+from coterie.core.method import Census, Method
+from coterie.core.model import Model, Weights
+from coterie.core.tree import Tree, average
+
+
+class Server(NamedTuple):
+    weights: Weights
+
+
+class State(NamedTuple):
+    weights: Weights  # v_i, the personal model
+    momentum: Tree
+    shared_momentum: Tree
+
+
+class Down(NamedTuple):
+    weights: Weights
+
+
+class Up(NamedTuple):
+    weights: Weights
+    samples: Tensor  # () n_i
+
+
+@dataclass(frozen=True)
+class Ditto(Method[Server, State, Down, Up]):
+    pull: float = field(default=1.0, metadata={"help": "pull of the personal model towards the shared one (λ)"})
+    personal_epochs: int | None = field(
+        default=None, metadata={"help": "epochs of the personal model; local epochs if not set"}
+    )
+
+    title: ClassVar[str] = "Ditto"
+    results: ClassVar[dict[str, str]] = {"Ditto": "post"}
+
+    def server_init(self, model: Model, census: Census) -> Server:
+        return Server(model.start)
+
+    def server_send(self, server: Server, client: Tensor) -> Down:
+        return Down(server.weights)
+
+    def client_init(self, model: Model, data: Data, welcome: Tree) -> State:
+        momentum = self.train.start(model.start)
+        return State(model.start, momentum, momentum)
+
+    def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
+        def loss(w: Weights, batch: Batch) -> Tensor:
+            return cross_entropy(model(w, batch.x), batch.y)
+
+        def personal_loss(v: Weights, batch: Batch) -> Tensor:
+            if not self.pull:
+                return loss(v, batch)
+            return loss(v, batch) + self.pull / 2 * squared_distance(v, down.weights)  # eq. (1), h_k
+
+        epochs = self.train.epochs if self.personal_epochs is None else self.personal_epochs
+        shared, shared_momentum = self.train(down.weights, loss, data, state.shared_momentum)
+        personal, momentum = self.train.but(epochs=epochs)(state.weights, personal_loss, data, state.momentum)
+        return State(personal, momentum, shared_momentum), Up(shared, data.samples)
+
+    def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
+        return Server(average(ups.weights, ups.samples))
+
+    def client_predict(self, model: Model, state: State, down: Down, x: Tensor) -> Tensor:
+        return model(state.weights, x)
+
+    def server_predict(self, model: Model, server: Server, x: Tensor) -> Tensor:
+        return model(server.weights, x)

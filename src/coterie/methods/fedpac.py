@@ -1,0 +1,125 @@
+"""Features are aligned to global class prototypes, and every client gets its own combination of all heads.
+
+Xu, Tong, Huang: Personalized Federated Learning with Feature Alignment and Classifier Collaboration, ICLR 2023.
+As in the authors' code: statistics for the head weights come from the encoder as received, prototypes from the
+trained one; features are not centred; no alignment in round 0.
+Other than their code: quadratic programs are exact in float64 and never fall back to the own head; a class that
+no participant has keeps its prototype; the head is trained on the features that the statistics are taken from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from coterie.core import tree
+from coterie.core.local import Batch, Data, features
+from coterie.core.losses import cross_entropy, squared_error
+from coterie.core.method import Census, Method
+from coterie.core.model import Model, Weights
+from coterie.core.simplex import head_weights
+from coterie.core.statistics import class_statistics, merge_means
+from coterie.core.tree import Tree
+
+
+class Server(NamedTuple):
+    encoder: Tree
+    heads: Tree  # of all m clients, the combined ones
+    prototypes: Tensor  # (K, d) c; a row of zeros: not seen yet
+    head_weights: Tensor  # (S, S) α of the last round, row i = client i
+
+
+class State(NamedTuple):
+    head_momentum: Tree
+    encoder_momentum: Tree
+
+
+class Down(NamedTuple):
+    encoder: Tree
+    head: Tree  # φ~_i
+    prototypes: Tensor  # (K, d) c
+
+
+class Up(NamedTuple):
+    encoder: Tree
+    head: Tree
+    prototypes: Tensor  # (K, d) ĉ_i
+    moments: Tensor  # (K, d) h_i: class means times class frequencies
+    variance: Tensor  # () v_i
+    counts: Tensor  # (K,) n_ik
+
+
+@dataclass(frozen=True)
+class FedPAC(Method[Server, State, Down, Up]):
+    align: float = field(default=1.0, metadata={"help": "strength of feature alignment (λ); 0 switches it off"})
+    combine: bool = field(default=True, metadata={"help": "combine heads over clients"})
+    head_epochs: int = field(default=1, metadata={"help": "epochs of the head, before the encoder's"})
+    head_lr: float = field(default=0.1, metadata={"help": "learning rate of the head (η_g)"})
+    cut: float = field(default=1e-3, metadata={"help": "head weights up to this are set to zero (ε)"})
+
+    title: ClassVar[str] = "FedPAC"
+    results: ClassVar[dict[str, str]] = {"FedPAC": "pre"}
+
+    def server_init(self, model: Model, census: Census) -> Server:
+        heads = tree.apply(lambda t: t.expand(len(census.samples), *t.shape).clone(), model.start.head)
+        prototypes = model.mean.new_zeros(model.classes, model.dim)
+        return Server(model.start.encoder, heads, prototypes, torch.zeros(0, 0, dtype=torch.float64))
+
+    def server_send(self, server: Server, client: Tensor) -> Down:
+        return Down(server.encoder, tree.pick(server.heads, client), server.prototypes)
+
+    def client_init(self, model: Model, data: Data, welcome: Tree) -> State:
+        return State(self.train.start(model.start.head), self.train.start(model.start.encoder))
+
+    def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
+        z = features(model, down.encoder, data)  # (n, d)
+        local = class_statistics(z, data.y, data.classes, data.real)
+        frequency = local.counts / data.samples  # (K,)
+        moments = frequency[:, None] * local.means
+        variance = (frequency @ local.squares - moments.square().sum()).clamp_min(0) / data.samples
+
+        head, head_momentum = self.train.but(epochs=self.head_epochs, lr=self.head_lr)(
+            down.head,
+            lambda head, batch: cross_entropy(model.logits(head, batch.x), batch.y),
+            data.of(z),
+            state.head_momentum,
+        )
+
+        seen = down.prototypes.any(1)  # (K,)
+        target = torch.where(seen[:, None], down.prototypes, local.means)  # (K, d)
+        align = self.align * seen.any()
+
+        def loss(encoder: Tree, batch: Batch) -> Tensor:
+            z = model.features(encoder, batch.x)
+            task = cross_entropy(model.logits(head, z), batch.y)
+            return task + align * squared_error(z, target[batch.y]) if self.align else task  # eq. (6)
+
+        encoder, encoder_momentum = self.train(down.encoder, loss, data, state.encoder_momentum)
+        z = features(model, encoder, data, epoch=self.train.epochs)
+        prototypes = class_statistics(z, data.y, data.classes, data.real).means
+        up = Up(encoder, head, prototypes, moments, variance, local.counts)
+        return State(head_momentum, encoder_momentum), up
+
+    def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
+        encoder = tree.average(ups.encoder, ups.counts.sum(1))
+        prototypes = merge_means(ups.prototypes, ups.counts, server.prototypes)
+        weights = self.head_weights(ups)  # (S, S)
+        heads = tree.put(server.heads, clients, tree.mix(ups.head, weights))
+        return Server(encoder, heads, prototypes, weights)
+
+    def head_weights(self, ups: Up) -> Tensor:
+        """(S, S) α: row i minimises the bound on client i's error, over all combinations of heads."""
+        if not self.combine:
+            return torch.eye(len(ups.variance), dtype=torch.float64, device=ups.variance.device)
+        weights = head_weights(ups.moments, ups.variance)
+        weights = torch.where(weights > self.cut, weights, 0.0)
+        return weights / weights.sum(1, keepdim=True)
+
+    def client_predict(self, model: Model, state: State, down: Down, x: Tensor) -> Tensor:
+        return model(Weights(down.encoder, down.head), x)
+
+    def server_report(self, server: Server) -> Tree:
+        return {"head_weights": server.head_weights}

@@ -1,0 +1,73 @@
+"""The encoder is shared, every client keeps its own head; both are trained together.
+
+Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with Personalization Layers, 2019.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from coterie.core.local import Data
+from coterie.core.losses import cross_entropy
+from coterie.core.method import Census, Method
+from coterie.core.model import Model, Weights
+from coterie.core.tree import Tree, average
+
+
+class Server(NamedTuple):
+    encoder: Tree
+    head: Tree  # mean of the heads, for the global model only
+
+
+class State(NamedTuple):
+    head: Tree
+    momentum: Tree
+
+
+class Down(NamedTuple):
+    encoder: Tree
+
+
+class Up(NamedTuple):
+    encoder: Tree
+    head: Tree  # empty unless heads are averaged
+    samples: Tensor  # () n_i
+
+
+@dataclass(frozen=True)
+class FedPer(Method[Server, State, Down, Up]):
+    average_heads: bool = field(default=False, metadata={"help": "also send heads, for a global model to test"})
+
+    title: ClassVar[str] = "FedPer"
+    results: ClassVar[dict[str, str]] = {"FedPer": "pre"}
+
+    def server_init(self, model: Model, census: Census) -> Server:
+        return Server(*model.start)
+
+    def server_send(self, server: Server, client: Tensor) -> Down:
+        return Down(server.encoder)
+
+    def client_init(self, model: Model, data: Data, welcome: Tree) -> State:
+        return State(model.start.head, self.train.start(model.start))
+
+    def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
+        (encoder, head), momentum = self.train(
+            Weights(down.encoder, state.head),
+            lambda w, batch: cross_entropy(model(w, batch.x), batch.y),
+            data,
+            state.momentum,
+        )
+        return State(head, momentum), Up(encoder, head if self.average_heads else {}, data.samples)
+
+    def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
+        head = average(ups.head, ups.samples) if self.average_heads else server.head
+        return Server(average(ups.encoder, ups.samples), head)
+
+    def client_predict(self, model: Model, state: State, down: Down, x: Tensor) -> Tensor:
+        return model(Weights(down.encoder, state.head), x)
+
+    def server_predict(self, model: Model, server: Server, x: Tensor) -> Tensor | None:
+        return model(Weights(*server), x) if self.average_heads else None

@@ -1,0 +1,62 @@
+"""Every client trains alone. The floor that any federation must beat.
+
+No paper. As FedPAC's authors do it (ICLR 2023, appendix B), all clients start from the same weights and the
+optimiser starts afresh every round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from coterie.core.local import Data
+from coterie.core.losses import cross_entropy
+from coterie.core.method import Census, Method
+from coterie.core.model import Model, Weights
+from coterie.core.tree import Tree
+
+
+class Server(NamedTuple):
+    pass
+
+
+class State(NamedTuple):
+    weights: Weights
+    momentum: Tree
+
+
+class Down(NamedTuple):
+    pass
+
+
+class Up(NamedTuple):
+    pass
+
+
+@dataclass(frozen=True)
+class Local(Method[Server, State, Down, Up]):
+    title: ClassVar[str] = "Local"
+    results: ClassVar[dict[str, str]] = {"Local": "post"}
+
+    def server_init(self, model: Model, census: Census) -> Server:
+        return Server()
+
+    def server_send(self, server: Server, client: Tensor) -> Down:
+        return Down()
+
+    def client_init(self, model: Model, data: Data, welcome: Tree) -> State:
+        return State(model.start, self.train.start(model.start))
+
+    def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
+        trained = self.train(
+            state.weights, lambda w, batch: cross_entropy(model(w, batch.x), batch.y), data, state.momentum
+        )
+        return State(*trained), Up()
+
+    def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
+        return server
+
+    def client_predict(self, model: Model, state: State, down: Down, x: Tensor) -> Tensor:
+        return model(state.weights, x)
