@@ -167,7 +167,7 @@ class Desk:
 
 def channels_last(x: Tensor) -> Tensor:
     """Images in the memory order that convolutions are fastest in; batches drawn from them keep it."""
-    return x.movedim(1, 3).contiguous().movedim(3, 1) if x.ndim == 4 else x
+    return x.movedim(1, 3).clone(memory_format=torch.contiguous_format).movedim(3, 1) if x.ndim == 4 else x
 
 
 def named(work: Callable[..., Any], desk: Desk, client: int, *given: Any) -> Any:

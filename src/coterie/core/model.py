@@ -31,8 +31,8 @@ class Model:
     start: Weights
     dim: int  # d, length of z
     classes: int  # K
-    mean: Tensor  # per channel, of pixels scaled to 0..1
-    std: Tensor
+    mean: Tensor  # (C,) of pixels scaled to 0..1; empty: take samples as they are
+    std: Tensor  # (C,)
 
     def __call__(self, weights: Weights, x: Tensor) -> Tensor:
         """(B, ...) raw samples -> (B, K) logits."""
@@ -46,10 +46,9 @@ class Model:
         return _call(self.head, head, z)
 
     def normalise(self, x: Tensor) -> Tensor:
-        if x.dtype == torch.uint8:
-            x = x.to(self.mean.dtype) / 255
-        x = x.to(self.mean.dtype)
-        return (x - self.mean) / self.std if self.mean.numel() else x
+        x = x.movedim(1, -1)  # channels last, so that this order in memory survives, even with one channel
+        pixels = x.to(self.mean.dtype) / 255 if x.dtype == torch.uint8 else x.to(self.mean.dtype)
+        return ((pixels - self.mean) / self.std if self.mean.numel() else pixels).movedim(-1, 1)
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Model:
         def move(t: Tensor) -> Tensor:
@@ -122,8 +121,7 @@ def make_model(
                 module.num_batches_tracked = None  # only for torch's cumulative average; not a weight
     start = Weights(_weights(encoder), _weights(top))
     transform = transform or Transform()
-    per_channel = (len(transform.mean), *(1,) * (len(shape) - 1))
-    mean, std = (torch.tensor(v).reshape(per_channel) for v in (transform.mean, transform.std))
+    mean, std = torch.tensor(transform.mean), torch.tensor(transform.std)
     model = Model(encoder, top, start, 0, classes, mean, std)
     try:
         z = model.features(start.encoder, torch.zeros(2, *shape))

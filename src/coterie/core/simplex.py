@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-AIM = 1e-11  # the solver goes on until the residual is below this
+AIM = 1e-10  # the solver goes on until the residual is below this
 TOLERANCE = 1e-8  # an answer with a larger residual is refused
 FLOOR = 1e-11  # smallest variance, relative to |h|^2: makes the answer unique, equal clients share equally
 NOISE = 2e-15  # rounding error of a gradient made from the Gram matrix, relative to |h_i| |h_j|
@@ -147,7 +147,7 @@ def _active_set(matrix: Tensor, start: Tensor, slope: Tensor, bar: Tensor) -> Te
     x, r = start, slope
     active = x > 0
     for _ in range(50 + 5 * x.shape[1]):
-        direction = _newton(matrix, active, x, r)
+        direction = _newton(matrix, active, r)
         waiting = active & (x == 0)
         refused = waiting & (direction <= 0)
         stays = refused.any(1)  # solve again without them
@@ -172,13 +172,13 @@ def _active_set(matrix: Tensor, start: Tensor, slope: Tensor, bar: Tensor) -> Te
     return answer
 
 
-def _newton(matrix: Tensor, active: Tensor, x: Tensor, r: Tensor) -> Tensor:
+def _newton(matrix: Tensor, active: Tensor, r: Tensor) -> Tensor:
     """Direction (B, S) to the minimum over the active set; its entries sum to 0.
 
-    The largest weight of a row is its base: each other weight grows at the base's cost. So the systems hold
-    differences from the base, which one huge client cannot spoil.
+    The smallest member of a set is its base: each other weight grows at the base's cost. So the systems hold
+    differences from the base, and no rounding error of a huge client falls on the others.
     """
-    base = x.argmax(1)
+    base = torch.where(active, matrix.diagonal(), torch.inf).argmin(1)
     others = active.scatter(1, base[:, None], False)
     direction = torch.zeros_like(r)
     counts, order = others.sum(1).sort(descending=True)  # sets of like size together: little padding

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,7 +47,7 @@ class Dataset:
     x_test: Tensor
     y_test: Tensor
     classes: tuple[str, ...]  # the name of every class
-    transform: Transform = Transform()
+    transform: Transform = field(default_factory=Transform)
     owners: tuple[Tensor, Tensor] | None = None  # (N,) int64: the client each train and test sample comes from
 
     def __post_init__(self) -> None:
@@ -148,9 +148,8 @@ def _read_fashion(roots: Sequence[Path]) -> Dataset:
 
 def _read_emnist(roots: Sequence[Path]) -> Dataset:
     places = _under(roots, "EMNIST/raw", "gzip")
-    stored = _mnist_family("emnist", DIGITS + LETTERS, places, "emnist-byclass-", "test")
-    upright = (stored.x_train.mT.contiguous(), stored.x_test.mT.contiguous())  # the files hold columns as rows
-    return Dataset("emnist", upright[0], stored.y_train, upright[1], stored.y_test, stored.classes, stored.transform)
+    stored = _mnist_family("emnist", DIGITS + LETTERS, places, "emnist-byclass-", "test")  # with columns as rows
+    return replace(stored, x_train=stored.x_train.mT.contiguous(), x_test=stored.x_test.mT.contiguous())
 
 
 def _read_cifar10(roots: Sequence[Path]) -> Dataset:

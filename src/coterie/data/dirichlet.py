@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.random import Generator
+from numpy.typing import NDArray
 
 from coterie.core.errors import CoterieError
 from coterie.data.partition import Indices, Labels, Partition
@@ -56,14 +57,11 @@ def dirichlet_pac(labels: Labels, *, num_clients: int = 100, alpha: float = 1.0,
     return Partition("dirichlet-pac", parts[0], parts[1])
 
 
-def cut(p: NDArrayFloat, size: int) -> Indices:
+def cut(p: NDArray[np.float64], size: int) -> Indices:
     """(m,) whole numbers near p · size that sum to size."""
     edges = (np.cumsum(p) * size).astype(np.int64)
     edges[-1] = size
     return np.diff(edges, prepend=0)
-
-
-NDArrayFloat = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 def draw_counts(draw: Generator, sizes: Sequence[int], clients: int, alpha: float, capped: bool) -> Indices | None:

@@ -1,9 +1,10 @@
 """Clients in groups, each with a few dominant classes (FedPAC, 2023), and the variants of that paper's appendix.
 
 A client of n samples has n·s% spread evenly over all classes; the rest is of its group's dominant classes. Nothing is
-random: each class is dealt from the front, and from the front again when too few are left, so large federations share
-samples. As in the authors' code, what does not divide evenly goes to the last class (remainder 'last'; 'spread' is
-fairer), and CIFAR and CINIC are dealt from an offset. One thing differs: equal labels are sorted stably.
+random: each class is dealt from the front, and from the front again when too few are left. So large federations share
+samples, and a client can get one twice if it wants nearly all of a class. As in the authors' code, what does not divide
+evenly goes to the last class (remainder 'last'; 'spread' is fairer), and CIFAR and CINIC are dealt from an offset. One
+thing differs: equal labels are sorted stably.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Layout(NamedTuple):
     """The authors' numbers for a dataset."""
 
     local_size: int = 600
-    test_size: int | None = None  # None: as local_size
+    test_size: int = 0  # 0: as local_size
     train_offset: int = 0
     test_offset: int = 0
 
@@ -171,16 +172,24 @@ def rotation(
     return replace(made, angles=tuple(float(angles[group]) for group in made.groups))
 
 
-def _layout(labels: Labels, *given: int | None) -> Layout:
-    usual = LAYOUTS.get(labels.name, Layout())
-    chosen = Layout(
-        *(new if new is not None else old for new, old in zip(given, usual, strict=False)), *usual[len(given) :]
-    )
-    if chosen.test_size is None:
-        chosen = chosen._replace(test_size=chosen.local_size)
-    at_least(1, local_size=chosen.local_size, test_size=chosen.test_size or 0)
-    at_least(0, train_offset=chosen.train_offset, test_offset=chosen.test_offset)
-    return chosen
+def _layout(
+    labels: Labels,
+    local_size: int | None,
+    test_size: int | None,
+    train_offset: int | None = None,
+    test_offset: int | None = None,
+) -> Layout:
+    """The given numbers, else the authors'."""
+    sizes = {"local_size": local_size, "test_size": test_size}
+    offsets = {"train_offset": train_offset, "test_offset": test_offset}
+    at_least(1, **given(sizes))
+    at_least(0, **given(offsets))
+    layout = LAYOUTS.get(labels.name, Layout())._replace(**given(sizes), **given(offsets))
+    return layout if layout.test_size else layout._replace(test_size=layout.local_size)
+
+
+def given(settings: dict[str, int | None]) -> dict[str, int]:
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _dominant(
@@ -196,7 +205,7 @@ def _dominant(
         raise unknown("remainder", remainder, ("last", "spread"))
     groups = groups or dominant_classes(labels)
     slow = labels.name == "emnist" and remainder == "last"
-    tests = [layout.test_size or layout.local_size] * len(sizes)
+    tests = [layout.test_size] * len(sizes)
     return Partition(
         "dominant",
         deal(Pool(labels.train, labels.classes, layout.train_offset), sizes, groups, noniid_s, remainder, slow),

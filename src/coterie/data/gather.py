@@ -30,7 +30,7 @@ def divide(dataset: Dataset, rule: str, **settings: Any) -> Partition:
 
 
 def federate(dataset: Dataset, partition: Partition, validation: float = 0.0, seed: int = 0) -> FederatedData:
-    """Every client's samples. `validation`: this share of a client's training samples is set aside, never all of them."""
+    """Every client's samples; `validation` is the share of its training samples to set aside, never all of them."""
     if not 0 <= validation < 1:
         raise CoterieError(f"validation is {validation}: it must be at least 0 and less than 1")
     sources = {"train": (dataset.x_train, dataset.y_train), "test": (dataset.x_test, dataset.y_test)}
@@ -72,13 +72,13 @@ def _check_scenario(dataset: Dataset, partition: Partition) -> None:
 
 
 def _set_aside(parts: Sequence[Indices], share: float, seed: int) -> tuple[list[Indices], list[Indices]]:
-    """Each part without a random `share` of it, and these shares; the order stays."""
+    """Each part without a random `share` of it, and these shares; the order stays, copies of a sample stay together."""
     draw = np.random.default_rng(seed)
     kept, held_out = [], []
     for part in parts:
-        out = np.zeros(len(part), bool)
-        size = min(max(1, round(share * len(part))), len(part) - 1) if share else 0
-        out[draw.permutation(len(part))[:size]] = True
+        distinct = draw.permutation(np.unique(part))
+        size = min(max(1, round(share * len(distinct))), len(distinct) - 1) if share else 0
+        out = np.isin(part, distinct[:size])
         kept.append(part[~out])
         held_out.append(part[out])
     return kept, held_out

@@ -62,8 +62,9 @@ def inputs(x: Floats, columns: list[str], train: NDArray[np.bool_]) -> Floats:
         made += [values == option for option in UNORDERED[name]] if name in UNORDERED else [values]
         if missing[train].mean() > 0.1:
             made.append(missing)
-    table = np.stack(made, axis=1).astype(np.float32)
-    return (table - table[train].mean(axis=0)) / table[train].std(axis=0)
+    table: Floats = np.stack(made, axis=1).astype(np.float32)
+    standard: Floats = (table - table[train].mean(axis=0)) / table[train].std(axis=0)
+    return standard
 
 
 def mode(values: Floats) -> float:

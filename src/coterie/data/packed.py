@@ -32,9 +32,11 @@ def pack(x: Bytes, y: Bytes) -> bytes:
 def unpack(path: Path) -> tuple[Bytes, Bytes]:
     """What `pack` was given, from a file."""
     try:
-        content = np.frombuffer(lzma.decompress(path.read_bytes()), np.uint8)
+        content = lzma.decompress(path.read_bytes())
         shape = HEADER.unpack_from(content)
-        y, bits, rises = np.split(content[HEADER.size :], np.cumsum([shape[0], -(-np.prod(shape) // 8)]))
+        y, bits, rises = np.split(
+            np.frombuffer(content, np.uint8, offset=HEADER.size), np.cumsum([shape[0], -(-np.prod(shape) // 8)])
+        )
         inked = np.unpackbits(bits, count=int(np.prod(shape))).astype(bool).reshape(shape)
         x = np.zeros(shape, np.uint8)
         x[inked] = rises

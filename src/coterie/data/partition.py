@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.core.errors import CoterieError
+from coterie.data.picture import picture
 
 Indices = NDArray[np.int64]
 
@@ -102,6 +103,15 @@ class Partition:
             len(np.unique(test)),
         )
 
+    def picture(self, labels: Labels) -> str:
+        """An SVG of the classes on each client."""
+        numbers = self.statistics(labels)
+        title = (
+            f"{labels.name}, {self.name}: {self.clients} clients, {numbers.train_slots} training samples "
+            f"({numbers.train_distinct} distinct)"
+        )
+        return picture(title, numbers.train_counts, labels.names)
+
     def _counts(self, y: Indices, parts: Sequence[Indices], classes: int) -> Indices:
         maps = np.tile(np.arange(classes), (self.clients, 1)) if self.label_maps is None else self.label_maps
         return np.stack([np.bincount(maps[i][y[part]], minlength=classes) for i, part in enumerate(parts)])
@@ -138,18 +148,19 @@ class Partition:
         """Read what `save` wrote, or any .npz with two matrices `train` and `test` that have a row per client."""
         try:
             with np.load(path, allow_pickle=False) as file:
-                about = json.loads(str(file["about"])) if "about" in file else {"name": "file", "settings": {}}
-                groups = file["groups"].tolist() if "groups" in file else ()
-                return cls(
-                    name=about["name"],
-                    train=_rows(file, "train"),
-                    test=_rows(file, "test"),
-                    groups=tuple(groups),
-                    settings=about["settings"],
-                    merged="merged" in file and bool(file["merged"]),
-                    label_maps=file["label_maps"] if "label_maps" in file else None,
-                    angles=tuple(file["angles"].tolist()) if "angles" in file else None,
-                )
+                content = dict(file)
+            about = json.loads(str(content.get("about", '{"name": "file", "settings": {}}')))
+            angles, maps = content.get("angles"), content.get("label_maps")
+            return cls(
+                name=str(about["name"]),
+                train=_rows(content, "train"),
+                test=_rows(content, "test"),
+                groups=tuple(content["groups"].tolist()) if "groups" in content else (),
+                settings=dict(about["settings"]),
+                merged=bool(content.get("merged", False)),
+                label_maps=None if maps is None else maps.astype(np.int64),
+                angles=None if angles is None else tuple(angles.tolist()),
+            )
         except FileNotFoundError:
             raise CoterieError(f"{path}: no such partition file") from None
         except DAMAGED as error:
@@ -160,14 +171,14 @@ DAMAGED = (OSError, EOFError, ValueError, KeyError, IndexError, TypeError, Attri
            RuntimeError, zipfile.BadZipFile, zlib.error)  # fmt: skip
 
 
-def _rows(file: Any, name: str) -> tuple[Indices, ...]:
-    values = file[name]
+def _rows(content: dict[str, NDArray[Any]], name: str) -> tuple[Indices, ...]:
+    values = content[name]
     if values.dtype.kind not in "iu":
         raise ValueError(f"{name} holds {values.dtype}, not indices")
     values = values.astype(np.int64)
-    if f"{name}_sizes" not in file:
+    if f"{name}_sizes" not in content:
         return tuple(row for row in values.reshape(len(values), -1))
-    sizes = file[f"{name}_sizes"]
+    sizes = content[f"{name}_sizes"]
     if sizes.sum() != len(values) or (sizes < 0).any():
         raise ValueError(f"{len(values)} {name} samples for sizes that sum to {sizes.sum()}")
     return tuple(np.split(values, np.cumsum(sizes)[:-1]))

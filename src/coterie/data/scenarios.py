@@ -46,7 +46,7 @@ def pathological(
     test_size: int = 300,
     seed: int = 0,
 ) -> Partition:
-    """A few classes per client, alike in number: as many as its group says, drawn per client or (clustered) per group."""
+    """A few classes per client, in equal parts: as many as its group has, drawn for each client or each group."""
     at_least(1, num_clients=num_clients, local_size=local_size, test_size=test_size)
     at_least(0, seed=seed)
     for number in classes_per_client or (0,):
