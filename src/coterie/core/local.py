@@ -101,13 +101,17 @@ def features(model: Model, encoder: Tree, data: Data, epoch: int = 0) -> Tensor:
 class Sgd:
     """Local training by stochastic gradient descent."""
 
-    epochs: int = field(default=5, metadata={"help": "epochs of local training in a round"})
-    batch: int = field(default=50, metadata={"help": "samples of a mini-batch"})
+    epochs: int = field(
+        default=5, metadata={"help": "epochs of local training in a round", "flags": ("local-epochs", "ls")}
+    )
+    batch: int = field(default=50, metadata={"help": "samples of a mini-batch", "flags": ("batch-size", "lbs")})
     lr: float = field(default=0.01, metadata={"help": "learning rate"})
     momentum: float = field(default=0.0, metadata={"help": "momentum of SGD"})
     weight_decay: float = field(default=0.0, metadata={"help": "weight decay, on all that is trained"})
     drop_last: bool = field(default=False, metadata={"help": "skip the last batch of an epoch if it is smaller"})
-    keep: bool = field(default=False, metadata={"help": "momentum survives from round to round"})
+    keep: bool = field(
+        default=False, metadata={"help": "momentum survives from round to round", "flags": ("keep-momentum",)}
+    )
 
     def __post_init__(self) -> None:
         for name, low in (("epochs", 0), ("batch", 1), ("lr", 0), ("momentum", 0), ("weight_decay", 0)):

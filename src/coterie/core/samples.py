@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,7 +60,7 @@ class FederatedData:
     test: Split
     validation: Split | None = None
     transform: Transform = Transform()
-    partition_hash: str = ""
+    partition: Any = None  # how the samples came to the clients, where that was our doing
 
     @property
     def clients(self) -> int:

@@ -51,7 +51,8 @@ def head_weights(moments: Tensor, variances: Tensor) -> Tensor:
 def kkt_residual(weights: Tensor, moments: Tensor, variances: Tensor) -> Tensor:
     """(S,): how far row i of the weights is from the minimum of client i, as a cosine; 0 is exact.
 
-    Comes from the definition, not from the solver: the gradient is v a + <sum_l a_l h_l - h_i, h_j - h_i>.
+    Comes from the definition, not from the solver: the gradient is v a + <sum_l a_l h_l - h_i, h_j - h_i>,
+    with variances below FLOOR raised to it as in head_weights.
     Negative weights and sums other than 1 count with their size.
     """
     h, v = _normalised(moments, variances)
@@ -59,7 +60,7 @@ def kkt_residual(weights: Tensor, moments: Tensor, variances: Tensor) -> Tensor:
 
 
 def _normalised(moments: Tensor, variances: Tensor) -> tuple[Tensor, Tensor]:
-    """h (S, K*d) around its median with largest entry 1, v (S,) in the same unit: the weights stay the same."""
+    """h (S, K*d) shifted to one of the clients, largest entry 1, and v (S,) in that unit: same weights."""
     h = moments.detach().to(torch.float64).flatten(1)
     v = variances.detach().to(h.device, torch.float64)
     if v.shape != h.shape[:1] or len(h) == 0:
@@ -68,7 +69,8 @@ def _normalised(moments: Tensor, variances: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError("moments and variances must be finite")
     if bool((v < 0).any()):
         raise ValueError("variances must not be negative")
-    h = h - h.median(0).values  # not the mean: one huge client would push all others far from 0
+    apart = (h - h.mean(0)).square().sum(1)
+    h = h - h[apart.argsort()[len(h) // 2]]  # an ordinary client is 0: the mean may be far from all of them
     unit = torch.maximum(h.abs().max(), v.max().sqrt())
     unit = torch.where(unit > 0, unit, 1.0)
     h, v = h / unit, v / unit / unit
@@ -110,7 +112,7 @@ def _solve(gram: Tensor, h: Tensor, v: Tensor) -> Tensor:
     matrix = gram + v.cpu().diag()
     lengths = _lengths(gram, v)
     weights = _start(matrix, gram)
-    noise = NOISE * matrix.diagonal().sqrt()
+    size = matrix.diagonal().sqrt()
     for attempt in range(ROUNDS):
         gradient, value = _gradient(weights, h, v)
         todo = (_cosines(gradient, value, lengths) > AIM).nonzero()[:, 0]
@@ -118,21 +120,21 @@ def _solve(gram: Tensor, h: Tensor, v: Tensor) -> Tensor:
             break
         bar = AIM * value[todo].sqrt()[:, None] * lengths[todo]
         if attempt == 0:
-            bar = bar.maximum(noise[todo, None] * noise / NOISE)
+            bar = bar.maximum(NOISE * size[todo, None] * size)
         weights[todo] = _active_set(matrix, weights[todo], gradient[todo], bar)
     return weights
 
 
 def _start(matrix: Tensor, gram: Tensor) -> Tensor:
     """Where the minimum without a >= 0 is inside the simplex, it is the answer; else the client on its own."""
-    factor, failed = torch.linalg.cholesky_ex(matrix)
     own = torch.eye(len(matrix), dtype=matrix.dtype)
+    factor, failed = torch.linalg.cholesky_ex(matrix)
     if int(failed):
         return own
-    free, ones = torch.cholesky_solve(torch.cat([gram, torch.ones_like(gram[:, :1])], 1), factor).tensor_split([-1], 1)
-    free = (free + ones * (1 - free.sum(0)) / ones.sum()).T
-    inside = (free > 0).all(1)
-    return torch.where(inside[:, None], free, own)
+    free = torch.cholesky_solve(gram, factor).T
+    ones = torch.cholesky_solve(torch.ones_like(gram[:, :1]), factor)[:, 0]
+    free = free + (1 - free.sum(1, keepdim=True)) * ones / ones.sum()
+    return torch.where((free > 0).all(1, keepdim=True), free, own)
 
 
 def _active_set(matrix: Tensor, start: Tensor, slope: Tensor, bar: Tensor) -> Tensor:

@@ -88,7 +88,7 @@ def _plain(name: str) -> str:
 def _roots(data_dir: str | os.PathLike[str] | None) -> list[Path]:
     given = data_dir or os.environ.get("COTERIE_DATA")
     if given:
-        return [Path(given)]
+        return [Path(os.path.expanduser(given))]
     try:
         return [Path.home() / ".cache" / "coterie"]
     except RuntimeError:  # no home

@@ -7,7 +7,7 @@ import pickle
 import struct
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,7 +75,7 @@ class _Array:
 class _CifarUnpickler(pickle.Unpickler):
     """Admits what CIFAR files contain. No name of a pickle reaches a real class, not even one of numpy."""
 
-    admitted = {  # noqa: RUF012
+    admitted: ClassVar[dict[tuple[str, str], type]] = {
         ("_codecs", "encode"): _Text,
         ("numpy", "dtype"): _Uint8,
         ("numpy", "ndarray"): _Array,

@@ -33,42 +33,25 @@ def federate(dataset: Dataset, partition: Partition, validation: float = 0.0, se
     """Every client's samples; `validation` is the share of its training samples to set aside, never all of them."""
     if not 0 <= validation < 1:
         raise CoterieError(f"validation is {validation}: it must be at least 0 and less than 1")
-    sources = {"train": (dataset.x_train, dataset.y_train), "test": (dataset.x_test, dataset.y_test)}
+    partition.check(dataset.labels)
+    for client, part in enumerate(partition.train):
+        if len(part) == 0:
+            raise CoterieError(f"client {client} has no training samples; use fewer clients or another seed")
+    if partition.angles is not None and dataset.x_train.ndim != 4:
+        raise CoterieError(f"{dataset.name} has no images to rotate")
+    at_train, at_test = (dataset.x_train, dataset.y_train), (dataset.x_test, dataset.y_test)
     if partition.merged:
-        x, y = torch.cat([dataset.x_train, dataset.x_test]), torch.cat([dataset.y_train, dataset.y_test])
-        sources = {"train": (x, y), "test": (x, y)}
-    for split, parts in (("train", partition.train), ("test", partition.test)):
-        _check(parts, split, len(sources[split][1]))
-    _check_scenario(dataset, partition)
+        at_train = at_test = (torch.cat([at_train[0], at_test[0]]), torch.cat([at_train[1], at_test[1]]))
     train, held_out = _set_aside(partition.train, validation, seed)
     return FederatedData(
         name=dataset.name,
         classes=len(dataset.classes),
-        train=_gather(*sources["train"], train, partition),
-        test=_gather(*sources["test"], partition.test, partition),
-        validation=_gather(*sources["train"], held_out, partition) if validation else None,
+        train=_gather(*at_train, train, partition),
+        test=_gather(*at_test, partition.test, partition),
+        validation=_gather(*at_train, held_out, partition) if validation else None,
         transform=dataset.transform,
-        partition_hash=partition.hash,
+        partition=partition,
     )
-
-
-def _check(parts: Sequence[Indices], split: str, samples: int) -> None:
-    for client, part in enumerate(parts):
-        if len(part) == 0 and split == "train":  # a client may lack test samples
-            raise CoterieError(f"client {client} has no training samples; use fewer clients or a larger minimum size")
-        if len(part) and not 0 <= part.min() <= part.max() < samples:
-            raise CoterieError(
-                f"client {client} has {split} samples {part.min()} to {part.max()}, but there are {samples}: "
-                "is the partition of another dataset?"
-            )
-
-
-def _check_scenario(dataset: Dataset, partition: Partition) -> None:
-    if partition.angles and any(partition.angles) and dataset.x_train.ndim != 4:
-        raise CoterieError(f"{dataset.name} has no images to rotate")
-    maps = partition.label_maps
-    if maps is not None and not np.array_equal(np.sort(maps), np.tile(np.arange(len(dataset.classes)), (len(maps), 1))):
-        raise CoterieError(f"label_maps must be one permutation of the {len(dataset.classes)} classes per client")
 
 
 def _set_aside(parts: Sequence[Indices], share: float, seed: int) -> tuple[list[Indices], list[Indices]]:

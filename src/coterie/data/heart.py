@@ -35,7 +35,7 @@ class Patients(NamedTuple):
 
 def read_heart(path: Path) -> Patients:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             x, y, hospital = file["x"], file["y"] > 0, file["hospital"].astype(np.int64)
             columns = [str(name) for name in file["columns"][:-1]]
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -89,7 +88,23 @@ class Partition:
             digest.update(f"{name} {little.dtype.str} {little.shape}\n".encode() + little.tobytes())
         return digest.hexdigest()
 
+    def check(self, labels: Labels) -> None:
+        """Refuse a partition that cannot be one of this dataset."""
+        both = len(labels.train) + len(labels.test)
+        for split, parts, y in (("train", self.train, labels.train), ("test", self.test, labels.test)):
+            samples = both if self.merged else len(y)
+            for client, part in enumerate(parts):
+                if len(part) and not 0 <= part.min() <= part.max() < samples:
+                    raise CoterieError(
+                        f"client {client} has {split} samples {part.min()} to {part.max()}, but {labels.name} has "
+                        f"{samples}: is the partition of another dataset?"
+                    )
+        known = np.arange(labels.classes)
+        if self.label_maps is not None and any(not np.array_equal(np.sort(own), known) for own in self.label_maps):
+            raise CoterieError(f"label_maps must be a permutation of the {labels.classes} classes for each client")
+
     def statistics(self, labels: Labels) -> Statistics:
+        self.check(labels)
         y_train, y_test = (labels.merged, labels.merged) if self.merged else (labels.train, labels.test)
         train, test = np.concatenate(self.train), np.concatenate(self.test)
         return Statistics(
@@ -116,8 +131,8 @@ class Partition:
         maps = np.tile(np.arange(classes), (self.clients, 1)) if self.label_maps is None else self.label_maps
         return np.stack([np.bincount(maps[i][y[part]], minlength=classes) for i, part in enumerate(parts)])
 
-    def _content(self) -> dict[str, NDArray[Any]]:
-        content: dict[str, NDArray[Any]] = {"groups": np.array(self.groups, np.int64), "merged": np.array(self.merged)}
+    def _content(self) -> dict[str, Any]:
+        content = {"groups": np.array(self.groups, np.int64), "merged": np.array(self.merged)}
         for name, parts in (("train", self.train), ("test", self.test)):
             content[name] = np.concatenate(parts).astype(np.int64)
             content[f"{name}_sizes"] = np.array([len(part) for part in parts], np.int64)
@@ -130,16 +145,15 @@ class Partition:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write an .npz file: all of it, or nothing."""
         path = Path(path)
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
         about = np.array(json.dumps({"name": self.name, "settings": self.settings}))
         try:
-            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-                try:
-                    np.savez_compressed(file, allow_pickle=False, about=about, **self._content())
-                    file.close()
-                    os.replace(file.name, path)
-                except BaseException:
-                    os.unlink(file.name)
-                    raise
+            try:
+                with partial.open("wb") as file:
+                    np.savez_compressed(file, about=about, **self._content())
+                os.replace(partial, path)
+            finally:
+                partial.unlink(missing_ok=True)
         except OSError as error:
             raise CoterieError(f"{path}: cannot be written ({error.strerror})") from error
 
@@ -147,7 +161,7 @@ class Partition:
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read what `save` wrote, or any .npz with two matrices `train` and `test` that have a row per client."""
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
                 content = dict(file)
             about = json.loads(str(content.get("about", '{"name": "file", "settings": {}}')))
             angles, maps = content.get("angles"), content.get("label_maps")

@@ -24,13 +24,14 @@ def iid(
     seed: int = 0,
 ) -> Partition:
     """Random samples, as many for each client, each given once; without sizes, as many as there are."""
-    at_least(1, num_clients=num_clients)
+    between(1, min(len(labels.train), len(labels.test)), num_clients=num_clients)
     at_least(0, seed=seed)
     draw = np.random.default_rng(seed)
     parts = []
     for name, y, size in (("local_size", labels.train, local_size), ("test_size", labels.test, test_size)):
-        each = len(y) // num_clients if size is None else size
-        between(1, len(y) / num_clients, **{name: each})
+        most = len(y) // num_clients
+        each = most if size is None else size
+        between(1, most, **{name: each})
         parts.append(tuple(np.split(draw.permutation(len(y))[: each * num_clients], num_clients)))
     return Partition("iid", parts[0], parts[1])
 

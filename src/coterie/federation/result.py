@@ -24,7 +24,11 @@ class Result:
     server: Any
     states: list[Any]  # of all clients
     history: History
-    partition: Any = None  # which samples each client holds, if a partition was made
+
+    @property
+    def partition(self) -> Any:
+        """Which samples each client holds, where that was our doing."""
+        return self.data.partition
 
     def outcomes(self) -> list[Outcome]:
         """What this method reports."""

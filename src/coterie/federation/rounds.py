@@ -26,8 +26,10 @@ log = logging.getLogger("coterie")
 class Settings:
     """How a federation is run, whatever the method."""
 
-    rounds: int = field(default=200, metadata={"help": "communication rounds"})
-    join_ratio: float = field(default=1.0, metadata={"help": "share of clients in a round"})
+    rounds: int = field(default=200, metadata={"help": "communication rounds", "flags": ("rounds", "gr")})
+    join_ratio: float = field(
+        default=1.0, metadata={"help": "share of clients in a round", "flags": ("join-ratio", "jr")}
+    )
     full_last_round: bool = field(
         default=False, metadata={"help": "after the last round all clients train once more and are measured"}
     )

@@ -1,0 +1,24 @@
+"""Coterie: personalized federated learning. Many clients learn together, each ends up with its own model."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from coterie.version import VERSION as __version__
+
+if TYPE_CHECKING:
+    from coterie.api import DataSettings, Execution, load_clients, make_method, run
+    from coterie.core.errors import CoterieError
+    from coterie.federation import Result
+
+__all__ = ["CoterieError", "DataSettings", "Execution", "Result", "__version__", "load_clients", "make_method", "run"]
+
+_HOMES = {"CoterieError": "coterie.core.errors", "Result": "coterie.federation"}
+
+
+def __getattr__(name: str) -> Any:
+    """Found when first asked for, so that `coterie --help` need not wait for torch."""
+    if name not in __all__:
+        raise AttributeError(f"module 'coterie' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOMES.get(name, "coterie.api")), name)

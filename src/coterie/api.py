@@ -1,0 +1,237 @@
+"""The parts joined: names become data, models and methods, and a run becomes a result."""
+
+from __future__ import annotations
+
+import inspect
+import platform
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from coterie.clients import Batched, Clients, Looped
+from coterie.core import tree
+from coterie.core.errors import CoterieError, unknown
+from coterie.core.local import Sgd
+from coterie.core.model import Model, make_model
+from coterie.core.samples import FederatedData
+from coterie.data import PARTITIONS, Partition, divide, load, transform
+from coterie.data import federate as gather
+from coterie.federation import Result, Round, Settings, federate
+from coterie.federation.folder import Folder
+from coterie.methods import METHODS, VARIANTS, AnyMethod
+from coterie.models import build
+from coterie.protocols import preset
+from coterie.version import VERSION
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """Which data, and how they come to the clients. What a partition rule does not ask for must stay unset."""
+
+    dataset: str = field(default="fashion-mnist-small", metadata={"help": "dataset; `coterie data` lists them"})
+    data_dir: str | None = field(default=None, metadata={"help": "folder with datasets (or set COTERIE_DATA)"})
+    protocol: str = field(default="pac", metadata={"help": "defaults as in a paper: pac, reg, crc or akd"})
+    partition: str | None = field(default=None, metadata={"help": "partition rule, or a partition.npz of a run"})
+    num_clients: int | None = field(
+        default=None, metadata={"help": "number of clients", "flags": ("num-clients", "nc")}
+    )
+    alpha: float | None = field(default=None, metadata={"help": "Dirichlet parameter; smaller is more uneven"})
+    noniid_s: float | None = field(
+        default=None, metadata={"help": "percent of a client's samples that are spread evenly over classes"}
+    )
+    local_size: int | None = field(default=None, metadata={"help": "training samples of a client"})
+    test_size: int | None = field(default=None, metadata={"help": "test samples of a client"})
+    min_size: int | None = field(default=None, metadata={"help": "smallest client that a Dirichlet partition may have"})
+    partition_seed: int | None = field(default=None, metadata={"help": "seed of the partition, where it is random"})
+    validation: float = field(default=0.0, metadata={"help": "share of the training samples set aside for validation"})
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Where and how fast; never what comes out."""
+
+    clients: str = field(default="auto", metadata={"help": "looped, batched or auto: what is faster on the device"})
+    device: str = field(default="auto", metadata={"help": "cpu, cuda, cuda:1, ... or auto"})
+    processes: int | None = field(default=None, metadata={"help": "processes of looped clients; one for each core"})
+    cohort: int | None = field(default=None, metadata={"help": "clients batched at a time; as many as fit"})
+
+
+RULE_SETTINGS = ("num_clients", "alpha", "noniid_s", "local_size", "test_size", "min_size")
+
+
+def load_clients(dataset: str = "fashion-mnist-small", **settings: Any) -> FederatedData:
+    """The data of a federation, by the names of DataSettings."""
+    known = [f.name for f in fields(DataSettings)]
+    for name in settings:
+        if name not in known:
+            raise unknown("data setting", name, known)
+    wanted = DataSettings(dataset, **settings)
+    source = load(wanted.dataset, wanted.data_dir)
+    usual = preset(wanted.protocol, source.name)
+    source = replace(source, transform=transform(source.name, wanted.protocol))
+    rule = wanted.partition or usual["partition"]
+    if rule.endswith(".npz"):
+        partition = Partition.load(Path(rule))
+    else:
+        partition = divide(source, rule, **rule_settings(wanted, rule, usual))
+    return gather(source, partition, wanted.validation, wanted.partition_seed or 0)
+
+
+def rule_settings(wanted: DataSettings, rule: str, usual: Mapping[str, Any]) -> dict[str, Any]:
+    """What the user said, then what the protocol says; the rule checks the names and knows the rest."""
+    given = {name: value for name in RULE_SETTINGS if (value := getattr(wanted, name)) is not None}
+    if rule in PARTITIONS:
+        takes = inspect.signature(PARTITIONS[rule]).parameters
+        for name in RULE_SETTINGS:
+            if name in takes and name in usual and (wanted.partition is None or rule == usual["partition"]):
+                given.setdefault(name, usual[name])
+        if wanted.partition_seed is not None and "seed" in takes:
+            given["seed"] = wanted.partition_seed
+    return given
+
+
+def make_method(name: str, **settings: Any) -> AnyMethod:
+    """A method by name; settings are fields of the method or of its local training."""
+    plain = name.lower().replace("_", "-")
+    base, changes, _ = VARIANTS.get(plain, (plain, {}, ""))
+    if base not in METHODS:
+        raise unknown("method", name, [*METHODS, *VARIANTS])
+    kind = METHODS[base]
+    own = {f.name for f in fields(kind)} - {"train"}
+    training = {f.name for f in fields(Sgd)}
+    for setting in settings:
+        if setting not in own | training:
+            raise unknown(f"setting of {name}", setting, own | training)
+    train = Sgd(**{k: v for k, v in settings.items() if k in training})
+    return kind(train=train, **changes | {k: v for k, v in settings.items() if k in own})
+
+
+def make_network(model: str | nn.Module, data: FederatedData, seed: int, head: str | None = None) -> Model:
+    network = build(model, data.shape, data.classes, seed) if isinstance(model, str) else model
+    return make_model(network, data.shape, data.classes, data.transform, head)
+
+
+def place(method: AnyMethod, model: Model, data: FederatedData, seed: int, how: Execution) -> Clients:
+    """The clients, where they are asked to run or where they run fastest."""
+    device = how.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise CoterieError(f"device '{device}' cannot be used: {str(error).splitlines()[0]}") from None
+    where = how.clients
+    if where == "auto":
+        where = "batched" if method.batched and not device.startswith("cpu") else "looped"
+    if where == "looped":
+        return Looped(method, model, data, seed, device, how.processes)
+    if where == "batched":
+        return Batched(method, model, data, seed, device, how.cohort)
+    raise unknown("kind of clients", where, ("auto", "looped", "batched"))
+
+
+def run(
+    method: str | AnyMethod,
+    model: str | nn.Module | Model | None = None,
+    clients: FederatedData | None = None,
+    *,
+    where: Execution | str = "auto",
+    out: str | Path | None = None,
+    watch: Callable[[Round], None] = lambda record: None,
+    head: str | None = None,
+    protocol: str = "pac",
+    config: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> Result:
+    """Train, and give back the history and everybody's model.
+
+    method: a name or a method. model: a name, a network or a Model; the protocol's if not given. clients: their
+    data, by default the shipped Fashion-MNIST. where: looped, batched, auto, or an Execution. out: a folder to
+    leave the run in. head: name of the network's head, where it is not the last module. settings: rounds, seed,
+    ... of Settings, lr, epochs, ... of Sgd, and the method's own; what is not given is as in the protocol's paper.
+    """
+    data = clients if clients is not None else load_clients(protocol=protocol)
+    usual = preset(protocol, data.name)
+    federation_names = {f.name for f in fields(Settings)}
+    federation = Settings(**{k: v for k, v in (usual | settings).items() if k in federation_names})
+    own = {k: v for k, v in settings.items() if k not in federation_names}
+    if isinstance(method, str):
+        training = {f.name for f in fields(Sgd)}
+        method = make_method(method, **{k: v for k, v in usual.items() if k in training} | own)
+    elif own:
+        raise CoterieError(f"{', '.join(own)}: settings of a method that is made already; give them when making it")
+    if not isinstance(model, Model):
+        network = model if model is not None else usual["model"]
+        model = make_network(network, data, federation.seed, head)
+    how = where if isinstance(where, Execution) else Execution(clients=where)
+    placed = place(method, model, data, federation.seed, how)
+    try:
+        return drive(placed, federation, out, watch, {**(config or {}), "execution": asdict(how)})
+    finally:
+        placed.close()
+
+
+def drive(
+    clients: Clients,
+    settings: Settings,
+    out: str | Path | None,
+    watch: Callable[[Round], None],
+    config: Mapping[str, Any],
+) -> Result:
+    folder = None
+    if out is not None:
+        folder = Folder(out, describe(clients, settings, config), clients.data.partition)
+
+    def note(record: Round) -> None:
+        if folder:
+            folder.add(record)
+        watch(record)
+
+    result = None
+    try:
+        server, history = federate(clients, settings, note)
+        states = [clients.state(i) for i in range(clients.data.clients)]
+        server = tree.apply(lambda t: t.cpu(), server)
+        result = Result(clients.method, clients.model.to("cpu"), clients.data, server, states, history)
+        return result
+    finally:
+        if folder:
+            folder.close(result)
+
+
+def describe(clients: Clients, settings: Settings, config: Mapping[str, Any]) -> dict[str, Any]:
+    """All that is needed to know, or do again, what was run."""
+    data, partition = clients.data, clients.data.partition
+    cuda = clients.model.mean.device.type == "cuda"
+    return {
+        **config,
+        "method": {"name": clients.method.title, **asdict(clients.method)},
+        "model": {
+            "encoder": str(clients.model.encoder),
+            "head": str(clients.model.head),
+            "parameters": sum(t.numel() for part in clients.model.start for t in part.values()),
+        },
+        "data": {
+            "name": data.name,
+            "clients": data.clients,
+            "classes": data.classes,
+            "train_sizes": list(data.train.sizes),
+            "test_sizes": list(data.test.sizes),
+            "transform": asdict(data.transform),
+            "partition": partition and {"name": partition.name, "hash": partition.hash, **partition.settings},
+        },
+        "federation": asdict(settings),
+        "ran": {
+            "clients": type(clients).__name__,
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "coterie": VERSION,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "machine": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
+        },
+    }

@@ -1,0 +1,317 @@
+"""The command line. Flags are made from the fields of the dataclasses they set."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import logging
+import os
+import sys
+import time
+import types
+import typing
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin take the core from those that work
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    from coterie.core.errors import CoterieError
+
+    logging.getLogger("coterie").addHandler(logging.StreamHandler())
+    try:
+        parser = make_parser(list(sys.argv[1:] if argv is None else argv))
+        chosen = parser.parse_args(argv)
+        chosen.act(chosen)
+    except CoterieError as error:
+        print(f"coterie: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("coterie: stopped", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+
+
+def make_parser(argv: list[str]) -> argparse.ArgumentParser:
+    from coterie.version import VERSION
+
+    parser = argparse.ArgumentParser(prog="coterie", description="Personalized federated learning.")
+    parser.add_argument("--version", action="version", version=VERSION)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, act: Callable[[argparse.Namespace], None], help: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=help, description=help, argument_default=argparse.SUPPRESS)
+        made.set_defaults(act=act)
+        return made
+
+    demo = command("demo", do_demo, "compare Local, FedAvg, FedAvg-FT and FedPAC on the shipped Fashion-MNIST")
+    add_output(demo)
+    run = command("run", do_run, "train with one method")
+    run.add_argument("method", metavar="METHOD", help="`coterie methods` lists them")
+    compare = command("compare", do_compare, "train with several methods on the same data, and compare")
+    compare.add_argument("methods", metavar="METHOD", nargs="+")
+    compare.add_argument("--seeds", type=int, help="runs of each method, with seeds SEED, SEED + 1, ...")
+    methods = command("methods", do_methods, "list the methods")
+    data = command("data", do_data, "list the datasets and partition rules")
+    data.add_argument("--data-dir", metavar="FOLDER", help="folder with datasets (or set COTERIE_DATA)")
+    for listing in (methods, data):
+        listing.add_argument("--json", action="store_true", help="print JSON")
+    if argv and argv[0] in ("run", "compare"):  # torch is imported only for those who need it
+        add_run_flags(run if argv[0] == "run" else compare, argv[1:])
+    return parser
+
+
+def add_run_flags(parser: argparse.ArgumentParser, argv: list[str]) -> None:
+    from coterie.api import DataSettings, Execution
+    from coterie.core.local import Sgd
+    from coterie.federation import Settings
+    from coterie.methods import METHODS, VARIANTS
+
+    add_output(parser)
+    parser.add_argument(
+        "--model", help="model: cnn, convnet, conv4, akd-cnn, resnet18, linear, mlp, or package.module:Class"
+    )
+    parser.add_argument("--head", metavar="NAME", help="name of the model's head, where it is not its last module")
+    for title, kind in (
+        ("data", DataSettings),
+        ("local training", Sgd),
+        ("federation", Settings),
+        ("execution", Execution),
+    ):
+        add_flags(parser, title, kind)
+    name = next((word.lower() for word in argv if not word.startswith("-")), "")
+    base = VARIANTS.get(name, (name,))[0]
+    if base in METHODS and parser.prog.endswith("run"):
+        add_flags(parser, f"{METHODS[base].title}", METHODS[base])
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", metavar="FOLDER", help="folder to leave the run in; must not exist")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else")
+
+
+def add_flags(parser: argparse.ArgumentParser, title: str, kind: type) -> None:
+    group = parser.add_argument_group(title)
+    kinds = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        if field.name == "train":
+            continue
+        long, *short = field.metadata.get("flags", (field.name.replace("_", "-"),))
+        names = [f"--{long}", *(f"-{name}" for name in short)]
+        default = "" if field.default in (None, ()) else f" (usually {field.default})"
+        options: dict[str, Any] = {
+            "dest": field.name,
+            "help": field.metadata.get("help", "").replace("%", "%%") + default,
+        }
+        if kinds[field.name] is bool:
+            options["action"] = argparse.BooleanOptionalAction
+        else:
+            options |= {"type": reader(kinds[field.name]), "metavar": long.upper().replace("-", "_")}
+        group.add_argument(*names, **options)
+
+
+def reader(kind: Any) -> Callable[[str], Any]:
+    """What turns the text of a flag into a value of this type."""
+    if isinstance(kind, types.UnionType):
+        kind = next(k for k in typing.get_args(kind) if k is not type(None))
+    return kind if kind in (int, float, str) else steps
+
+
+def steps(text: str) -> tuple[tuple[int, float], ...]:
+    """Such as 50:0.2,75:0.02."""
+    try:
+        return tuple((int(a), float(b)) for a, b in (part.split(":") for part in text.split(",")))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not of the form ROUND:FACTOR,ROUND:FACTOR") from None
+
+
+def given(chosen: argparse.Namespace, kind: type) -> dict[str, Any]:
+    """The flags of this dataclass that were set."""
+    names = {field.name for field in dataclasses.fields(kind)}
+    return {name: value for name, value in vars(chosen).items() if name in names}
+
+
+def do_run(chosen: argparse.Namespace) -> None:
+    runs = train_all(chosen, [chosen.method], seeds=1)
+    if hasattr(chosen, "json"):
+        print(json.dumps(runs, indent=2))
+
+
+def do_compare(chosen: argparse.Namespace) -> None:
+    runs = train_all(chosen, chosen.methods, seeds=getattr(chosen, "seeds", 1))
+    if hasattr(chosen, "json"):
+        print(json.dumps(runs, indent=2))
+
+
+def do_demo(chosen: argparse.Namespace) -> None:
+    from coterie.demo import METHODS, SETTINGS
+
+    vars(chosen).update({name: value for name, value in SETTINGS.items() if name not in vars(chosen)})
+    do_compare(argparse.Namespace(**{"methods": METHODS, **vars(chosen)}))
+
+
+def train_all(chosen: argparse.Namespace, names: list[str], seeds: int) -> dict[str, Any]:
+    """Every method with every seed, each training once; the outcomes, and a table for people."""
+    from coterie.api import DataSettings, Execution, load_clients, make_method
+    from coterie.core.errors import CoterieError
+    from coterie.methods import VARIANTS
+
+    if seeds < 1:
+        raise CoterieError(f"seeds must be at least 1, not {seeds}")
+    for name in names:
+        make_method(name)  # a wrong name is told before anything is done
+    quiet = hasattr(chosen, "json")
+    data = load_clients(**given(chosen, DataSettings))
+    first = getattr(chosen, "seed", 0)
+    trainings = list(dict.fromkeys(VARIANTS[n][0] if n in VARIANTS and not VARIANTS[n][1] else n for n in names))
+    base = Path(getattr(chosen, "out", None) or default_folder(names, data.name))
+    if base.exists():
+        raise CoterieError(f"{base} exists already; name another folder with --out, or remove it")
+    many = len(trainings) * seeds > 1
+    how = Execution(**given(chosen, Execution))
+    rows = [
+        outcome
+        for name in trainings
+        for seed in range(first, first + seeds)
+        for outcome in train_one(chosen, name, seed, data, how, base / f"{name}-seed{seed}" if many else base, quiet)
+    ]
+    table = {"data": data.name, "clients": data.clients, "folder": str(base), "outcomes": rows}
+    if many:
+        (base / "compare.json").write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+    if not quiet:
+        show(table, seeds)
+    return table
+
+
+def default_folder(names: list[str], data: str) -> Path:
+    return Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{'-'.join(names[:4])}-{data}"
+
+
+def train_one(
+    chosen: argparse.Namespace, name: str, seed: int, data: Any, how: Any, out: Path, quiet: bool
+) -> list[dict[str, Any]]:
+    from coterie.api import make_method, run
+    from coterie.core.local import Sgd
+    from coterie.display import watcher
+    from coterie.federation import Settings
+    from coterie.methods import VARIANTS
+    from coterie.protocols import preset
+
+    kind = type(make_method(name))
+    settings = {**given(chosen, Sgd), **given(chosen, Settings), **given(chosen, kind), "seed": seed}
+    protocol = getattr(chosen, "protocol", "pac")
+    rounds = settings.get("rounds") or preset(protocol, data.name).get("rounds", Settings.rounds)
+    title = VARIANTS[name][2] if name in VARIANTS else kind.title
+    start = time.monotonic()
+    with watcher(title, rounds, quiet) as watch:
+        result = run(
+            name,
+            getattr(chosen, "model", None),
+            data,
+            where=how,
+            out=out,
+            watch=watch,
+            head=getattr(chosen, "head", None),
+            protocol=protocol,
+            config={"command": {k: v for k, v in vars(chosen).items() if k != "act"}},
+            **settings,
+        )
+    seconds = time.monotonic() - start
+    last = next(r for r in reversed(result.history) if ("pre", "test") in r.scores)
+    post = next((r for r in reversed(result.history) if ("post", "test") in r.scores), last)
+    return [
+        {
+            "method": title if o.name == kind.title else o.name,
+            "seed": seed,
+            "reported": o.point,
+            **o.last._asdict(),
+            "best_on_test": o.best_on_test,
+            "best_by_validation": o.by_validation,
+            "pre": last.accuracy("pre"),
+            "post": post.accuracy("post"),
+            "global": last.accuracy("global"),
+            "megabytes": round(sum(r.bytes_up + r.bytes_down for r in result.history) / 1e6, 3),
+            "seconds": round(seconds, 2),
+        }
+        for o in result.outcomes()
+    ]
+
+
+def show(table: dict[str, Any], seeds: int) -> None:
+    from coterie.display import console, show_table
+
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for outcome in table["outcomes"]:
+        rows.setdefault(outcome["method"], []).append(outcome)
+
+    def cell(group: list[dict[str, Any]], key: str, scale: float = 100) -> str:
+        values = [scale * o[key] for o in group if o[key] is not None]
+        if not values:
+            return "-"
+        mean = sum(values) / len(values)
+        spread = (sum((v - mean) ** 2 for v in values) / max(len(values) - 1, 1)) ** 0.5
+        return f"{mean:.2f} ± {spread:.2f}" if len(values) > 1 else f"{mean:.2f}"
+
+    keys = ("mean", "std", "worst10", "best_on_test", "pre", "post", "global")
+    show_table(
+        f"Accuracy on {table['clients']} clients of {table['data']}, percent",
+        ["method", "accuracy", "std over clients", "worst 10 %", "best round*", "before", "after", "global", "MB sent"],
+        [[name, *(cell(g, k) for k in keys), cell(g, "megabytes", 1)] for name, g in rows.items()],
+        "accuracy: mean over clients after the last round, as the method's paper measures it; before and after: the "
+        "personal model before and after local training; *chosen on the test set"
+        + (f"; mean and standard deviation of {seeds} seeds" if seeds > 1 else ""),
+    )
+    console.print(f"Everything is in {table['folder']}", soft_wrap=True, highlight=False)
+
+
+def do_methods(chosen: argparse.Namespace) -> None:
+    from coterie.methods import METHODS, VARIANTS
+
+    listed = [
+        {
+            "name": name,
+            "title": kind.title,
+            "about": summary(sys.modules[kind.__module__].__doc__),
+            "reports": dict(kind.results),
+            "settings": {f.name: f.default for f in dataclasses.fields(kind) if f.name != "train"},
+        }
+        for name, kind in METHODS.items()
+    ]
+    listed += [
+        {"name": name, "title": title, "about": f"{base} with {changes}" if changes else f"one run with {base}"}
+        for name, (base, changes, title) in VARIANTS.items()
+    ]
+    show_list(chosen, "Methods", listed, ("name", "title", "about"))
+
+
+def summary(doc: str | None) -> str:
+    return " ".join((doc or "").split("\n\n")[0].split())
+
+
+def do_data(chosen: argparse.Namespace) -> None:
+    from coterie.data import DATASETS, PARTITIONS
+
+    datasets = [{"name": name, "about": source.description, "from": source.origin} for name, source in DATASETS.items()]
+    rules = [{"name": name, "about": summary(rule.__doc__)} for name, rule in PARTITIONS.items()]
+    if hasattr(chosen, "json"):
+        print(json.dumps({"datasets": datasets, "partitions": rules}, indent=2))
+        return
+    show_list(chosen, "Datasets", datasets, ("name", "about", "from"))
+    show_list(chosen, "Partition rules", rules, ("name", "about"))
+
+
+def show_list(chosen: argparse.Namespace, title: str, listed: list[dict[str, Any]], columns: Sequence[str]) -> None:
+    if hasattr(chosen, "json"):
+        print(json.dumps(listed, indent=2, default=str))
+        return
+    from coterie.display import show_table
+
+    show_table(title, columns, [[str(entry.get(column, "")) for column in columns] for entry in listed])
+
+
+if __name__ == "__main__":
+    main()

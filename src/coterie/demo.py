@@ -1,0 +1,18 @@
+"""The first minute with Coterie: four ways to learn, on data that come with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+METHODS = ["local", "fedavg", "fedpac"]  # FedAvg-FT comes from FedAvg's run
+
+SETTINGS: dict[str, Any] = {
+    "dataset": "fashion-mnist-small",
+    "num_clients": 20,
+    "noniid_s": 20.0,
+    "local_size": 200,
+    "test_size": 200,
+    "rounds": 10,
+    "batch": 25,
+    "evaluate_every": 2,
+}

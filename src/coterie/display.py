@@ -1,0 +1,92 @@
+"""What a person sees while a run goes on, and the table at its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from coterie.federation import Round
+
+console = Console()
+errors = Console(stderr=True)
+
+
+class Watcher(Protocol):
+    def __call__(self, record: Round) -> None: ...
+    def __enter__(self) -> Watcher: ...
+    def __exit__(self, *reason: Any) -> None: ...
+
+
+def accuracies(record: Round) -> str:
+    """Such as «personal 88.1 after training 88.6 global 80.2»."""
+    names = {"pre": "personal", "post": "after training", "global": "global", "finished": "finished"}
+    shown = [(name, record.accuracy(point)) for point, name in names.items()]
+    return "  ".join(f"{name} {100 * value:.1f}" for name, value in shown if value is not None)
+
+
+class Lines:
+    """One plain line for every measured round: for logs and pipes."""
+
+    def __init__(self, title: str, rounds: int, quiet: bool = False) -> None:
+        self.title, self.rounds, self.quiet, self.start = title, rounds, quiet, time.monotonic()
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, *reason: Any) -> None:
+        pass
+
+    def __call__(self, record: Round) -> None:
+        spent = time.monotonic() - self.start
+        left = spent / record.number * max(self.rounds - record.number, 0)
+        if record.scores and not self.quiet:
+            line = f"{self.title}  round {record.number}/{self.rounds}  {accuracies(record)}"
+            console.print(f"{line}  {spent:.0f} s, {left:.0f} s left", highlight=False, soft_wrap=True)
+
+
+class Bar:
+    """A live bar with accuracy and time left: for terminals."""
+
+    def __init__(self, title: str, rounds: int) -> None:
+        columns = ("[bold]{task.description}", "{task.fields[shown]}")
+        self.progress = Progress(
+            TextColumn(columns[0]),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn(columns[1]),
+            console=console,
+        )
+        self.task = self.progress.add_task(title, total=rounds, shown="")
+        self.live = Live(self.progress, console=console, refresh_per_second=4)
+
+    def __enter__(self) -> Bar:
+        self.live.__enter__()
+        return self
+
+    def __exit__(self, *reason: Any) -> None:
+        self.live.__exit__(*reason)
+
+    def __call__(self, record: Round) -> None:
+        shown = {"shown": accuracies(record)} if record.scores else {}
+        self.progress.update(self.task, completed=record.number, **shown)
+
+
+def watcher(title: str, rounds: int, quiet: bool = False) -> Watcher:
+    return Bar(title, rounds) if console.is_terminal and not quiet else Lines(title, rounds, quiet)
+
+
+def show_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
+    table = Table(title=title, title_justify="left", caption=note or None, caption_justify="left")
+    for i, name in enumerate(header):
+        table.add_column(name, justify="left" if i == 0 else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)

@@ -1,0 +1,92 @@
+"""The settings that each paper uses for all its methods, by name."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from coterie.core.errors import unknown
+
+
+class Protocol(NamedTuple):
+    paper: str
+    settings: dict[str, Any]
+    datasets: dict[str, dict[str, Any]]  # what differs by dataset
+
+
+GREY = ("mnist", "fashion-mnist", "fashion-mnist-small", "emnist")
+COLOUR = ("cifar10", "cifar100", "cinic10")
+TABLES = {"heart-disease": {"model": "mlp", "partition": "natural", "batch": 16, "lr": 0.05}}
+
+PROTOCOLS = {
+    "pac": Protocol(
+        "FedPAC, ICLR 2023",
+        {
+            "partition": "dominant",
+            "model": "cnn",
+            "lr": 0.01,
+            "momentum": 0.5,
+            "weight_decay": 5e-4,
+            "full_last_round": True,
+        },
+        {**{name: {"lr": 0.02} for name in COLOUR}, "emnist": {"batch": 100}, **TABLES},
+    ),
+    "reg": Protocol(
+        "FedReG",
+        {
+            "partition": "dirichlet",
+            "alpha": 0.1,
+            "model": "convnet",
+            "rounds": 100,
+            "join_ratio": 0.2,
+            "batch": 20,
+            "momentum": 0.9,
+            "drop_last": True,
+            "keep": True,
+            "min_size": 80,  # 20 samples for testing, and one batch at least for training
+        },
+        TABLES,
+    ),
+    "crc": Protocol(
+        "FedCRC",
+        {
+            "partition": "dirichlet-crc",
+            "model": "conv4",
+            "num_clients": 100,
+            "rounds": 100,
+            "join_ratio": 0.1,
+            "lr": 0.05,
+            "momentum": 0.9,
+            "lr_steps": ((50, 0.2), (75, 0.02)),
+        },
+        {"cifar100": {"model": "resnet18"}, **TABLES},
+    ),
+    "akd": Protocol(
+        "PFAKD",
+        {
+            "partition": "dirichlet",
+            "alpha": 0.5,
+            "model": "akd-cnn",
+            "num_clients": 10,
+            "batch": 128,
+            "momentum": 0.9,
+            "weight_decay": 5e-4,
+            "drop_last": True,
+            "keep": True,
+            "lr_decay": 0.9,
+        },
+        {
+            **{name: {"rounds": 50} for name in GREY},
+            "cifar10": {"rounds": 100},
+            "cifar100": {"rounds": 40, "model": "resnet18"},
+            **TABLES,
+        },
+    ),
+}
+
+
+def preset(protocol: str, dataset: str) -> dict[str, Any]:
+    """Setting -> value, as this paper has it for this dataset."""
+    if protocol not in PROTOCOLS:
+        raise unknown("protocol", protocol, PROTOCOLS)
+    chosen = PROTOCOLS[protocol]
+    return {**chosen.settings, **chosen.datasets.get(dataset, {})}

@@ -1,0 +1,207 @@
+"""What must hold for every method, on tiny ragged data with partial participation."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from typing import Any
+
+import pytest
+import torch
+
+from coterie.clients import Batched, Looped, Turn
+from coterie.clients.base import send
+from coterie.core import tree
+from coterie.core.local import Sgd
+from coterie.core.samples import FederatedData
+from coterie.federation import Settings, federate
+from coterie.methods import METHODS
+from tests import toy
+
+every_method = pytest.mark.parametrize("name", METHODS)
+
+
+@every_method
+@pytest.mark.parametrize("batch_norm", [False, True], ids=["plain", "batchnorm"])
+@pytest.mark.parametrize("keep", [False, True], ids=["reset", "keep"])
+def test_batched_equals_looped(name: str, batch_norm: bool, keep: bool) -> None:
+    method, model, data = toy.method(name, keep=keep), toy.model(batch_norm=batch_norm), toy.toy()
+    expected, history = toy.looped(method, model, data)
+    for cohort in (None, 2, 1):
+        found, side_by_side = toy.batched(method, model, data, cohort)
+        assert toy.distance(expected, found) < 1e-10
+        for a, b in zip(history, side_by_side, strict=True):
+            assert (a.bytes_up, a.bytes_down) == (b.bytes_up, b.bytes_down)
+            assert {k: toy.rows(s)[:3] for k, s in a.scores.items()} == {
+                k: toy.rows(s)[:3] for k, s in b.scores.items()
+            }
+
+
+@every_method
+def test_batched_equals_looped_in_float32(name: str) -> None:
+    method, model, data = toy.method(name), toy.model(torch.float32), toy.toy()
+    expected, _ = toy.looped(method, model, data)
+    found, _ = toy.batched(method, model, data)
+    assert toy.distance(expected, found) < 1e-4
+
+
+@every_method
+@pytest.mark.parametrize("kind", [Looped, Batched])
+def test_drop_last(name: str, kind: Any) -> None:
+    data = toy.toy(train=(13, 20, 9, 31, 8))
+    method, model = toy.method(name, drop_last=True), toy.model()
+    expected, _ = toy.looped(method, model, data)
+    found, _ = toy.outcome(kind(method, model, data, 7))
+    assert toy.distance(expected, found) < 1e-10
+
+
+@every_method
+def test_number_of_processes_changes_nothing(name: str) -> None:
+    method, model, data = toy.method(name), toy.model(torch.float32), toy.toy()
+    toy.assert_same(toy.looped(method, model, data)[0], toy.looped(method, model, data, processes=3)[0])
+
+
+@every_method
+def test_one_client_only(name: str) -> None:
+    method, model, data = toy.method(name), toy.model(), toy.toy(train=(9,), test=(5,))
+    expected, _ = toy.looped(method, model, data, join_ratio=1.0)
+    found, _ = toy.batched(method, model, data, join_ratio=1.0)
+    assert toy.distance(expected, found) < 1e-10
+
+
+@every_method
+def test_padding_changes_nothing(name: str) -> None:
+    """A client's answer does not depend on who shares its cohort: alone there is no padding."""
+    method, model, data = toy.method(name), toy.model(), toy.toy()
+    together, alone = (Batched(method, model, data, 0, cohort=c) for c in (5, 1))
+    server = method.server_init(model, together.census)
+    for clients in (together, alone):
+        clients.join(method.server_welcome(server))
+    everyone = torch.arange(5)
+    downs = send(method, server, everyone)
+    a, b = (clients.train(everyone, downs, Turn(0)).ups for clients in (together, alone))
+    assert toy.distance(tree.flatten(a), tree.flatten(b)) < 1e-12
+
+
+@every_method
+@pytest.mark.parametrize("kind", [Looped, Batched])
+def test_clients_do_not_depend_on_their_place(name: str, kind: Any) -> None:
+    """Each participant gets the same answer, whoever trains beside it and wherever it stands."""
+    method, model, data = toy.method(name), toy.model(), toy.toy()
+
+    def answers(ids: list[int]) -> dict[int, tree.Tree]:
+        clients = kind(method, model, data, 0)
+        server = method.server_init(model, clients.census)
+        clients.join(method.server_welcome(server))
+        got = clients.train(torch.tensor(ids), send(method, server, torch.tensor(ids)), Turn(0))
+        trained = {i: clients.state(i) for i in ids}
+        clients.close()
+        return {i: tree.flatten((tree.pick(got.ups, row), trained[i])) for row, i in enumerate(got.clients.tolist())}
+
+    all_five, three = answers([0, 1, 2, 3, 4]), answers([1, 3, 4])
+    for i in (1, 3, 4):
+        assert toy.distance(all_five[i], three[i]) < 1e-12
+
+
+@every_method
+def test_those_who_do_not_join_keep_their_state(name: str) -> None:
+    method, model, data = toy.method(name, keep=True), toy.model(), toy.toy()
+    clients = Batched(method, model, data, 0)
+    server = method.server_init(model, clients.census)
+    clients.join(method.server_welcome(server))
+    before = [tree.flatten(clients.state(i)) for i in range(5)]
+    joined = torch.tensor([1, 3])
+    clients.train(joined, send(method, server, joined), Turn(0))
+    for i in (0, 2, 4):
+        toy.assert_same(before[i], tree.flatten(clients.state(i)))
+
+
+@every_method
+def test_evaluation_changes_nothing(name: str) -> None:
+    method, model, data = toy.method(name), toy.model(torch.float32), toy.toy()
+    often, _ = toy.looped(method, model, data, evaluate_every=1)
+    seldom, _ = toy.looped(method, model, data, evaluate_every=3)
+    toy.assert_same(often, seldom)
+
+
+@every_method
+def test_the_same_seed_gives_the_same_run(name: str) -> None:
+    method, model, data = toy.method(name), toy.model(torch.float32), toy.toy()
+    torch.manual_seed(1)
+    first, _ = toy.looped(method, model, data, seed=3)
+    torch.manual_seed(2)
+    toy.assert_same(first, toy.looped(method, model, data, seed=3)[0])
+    assert toy.distance(first, toy.looped(method, model, data, seed=4)[0]) > 0
+
+
+@every_method
+def test_nobody_writes_into_what_was_given(name: str) -> None:
+    """Functions are pure: model, state, message and server are as before."""
+    method, model, data = toy.method(name, keep=True), toy.model(batch_norm=True), toy.toy()
+    clients = Looped(method, model, data, 0, processes=1)
+    server = method.server_init(clients.model, clients.census)
+    clients.join(method.server_welcome(server))
+    everyone = torch.arange(5)
+    downs = send(method, server, everyone)
+    given = (clients.model.start, tuple(clients.states), downs, server)
+    copies = tree.apply(lambda t: t.clone(), given)
+    answers = clients.train(everyone, downs, Turn(0))
+    method.server_receive(server, answers.clients, answers.ups)
+    toy.assert_same(tree.flatten(copies), tree.flatten(given))
+
+
+@every_method
+def test_state_does_not_travel(name: str) -> None:
+    """What a client remembers and what it sends are different types, and share no field of the same content."""
+    hints = typing.get_type_hints(METHODS[name].client_train)
+    state, up = typing.get_args(hints["return"])
+    assert state is not up
+    assert not any(kind in (state, tuple[state]) for kind in typing.get_type_hints(up).values())
+
+
+BYTES = {  # methods.md's formulas for a network of b parameters in the encoder, h in the head, K classes, d features
+    "local": (lambda b, h, k, d: 0, lambda b, h, k, d: 0),
+    "fedavg": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),
+    "fedper": (lambda b, h, k, d: b + 1, lambda b, h, k, d: b),
+    "fedrep": (lambda b, h, k, d: b + 1, lambda b, h, k, d: b),
+    "ditto": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),
+    "fedpac": (lambda b, h, k, d: b + h + 2 * k * d + k + 1, lambda b, h, k, d: b + h + k * d),
+}
+
+
+@every_method
+def test_bytes_are_those_of_the_paper(name: str) -> None:
+    model = toy.model(torch.float32)
+    sizes = [sum(t.numel() for t in part.values()) for part in model.start]
+    up, down = (formula(*sizes, toy.CLASSES, model.dim) for formula in BYTES[name])
+    _, history = toy.looped(toy.method(name), model, toy.toy())
+    assert all(r.bytes_up == 3 * 4 * up and r.bytes_down == 3 * 4 * down for r in history if "train" in r.seconds)
+
+
+def broken(data: FederatedData, client: int) -> FederatedData:
+    """The same data, but one client's pixels are not numbers."""
+    x = data.train.x.double() / 255
+    start = data.train.starts[client]
+    x[start : start + data.train.sizes[client]] = float("nan")
+    return dataclasses.replace(data, train=dataclasses.replace(data.train, x=x))
+
+
+@every_method
+@pytest.mark.parametrize("kind", [Looped, Batched])
+def test_a_client_that_diverges_is_left_out(name: str, kind: Any, caplog: pytest.LogCaptureFixture) -> None:
+    data = broken(toy.toy(augmented=False), client=3)
+    found, history = toy.outcome(kind(toy.method(name), toy.model(), data, 7), join_ratio=1.0)
+    assert all(r.left_out == (3,) for r in history if "train" in r.seconds)
+    assert "client 3 is left out" in caplog.text
+    assert all(t.isfinite().all() for n, t in found.items() if not n.startswith("states.3.tuned"))
+
+
+@every_method
+def test_everything_frozen_is_a_field(name: str) -> None:
+    """A method is a frozen dataclass, and remembers nothing."""
+    method = METHODS[name]()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        method.train = Sgd()  # type: ignore[misc]
+    before = dict(vars(method))
+    federate(Looped(method, toy.model(), toy.toy(), 0, processes=1), Settings(rounds=1))
+    assert vars(method) == before

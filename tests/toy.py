@@ -1,0 +1,96 @@
+"""A tiny federation that has everything that goes wrong: ragged clients, absent classes, a client with one sample."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from coterie.clients import Batched, Clients, Looped
+from coterie.core import tree
+from coterie.core.local import Sgd
+from coterie.core.model import Model, make_model
+from coterie.core.samples import FederatedData, Split, Transform
+from coterie.federation import History, Settings, federate
+from coterie.methods import METHODS, AnyMethod
+
+CLASSES = 4
+SHAPE = (1, 12, 12)
+TRAIN_SIZES = (13, 20, 1, 31, 8)
+TEST_SIZES = (7, 9, 3, 11, 4)
+
+
+def split(sizes: tuple[int, ...], seed: int) -> Split:
+    draw = torch.Generator().manual_seed(seed)
+    n = sum(sizes)
+    y = torch.randint(0, CLASSES, (n,), generator=draw)
+    y[: sizes[0]] = y[: sizes[0]] % 2  # client 0 lacks half of the classes
+    x = torch.randint(0, 60, (n, *SHAPE), generator=draw, dtype=torch.uint8)
+    x[torch.arange(n), 0, 2 * y, :] += 150  # something to learn: a bright row
+    return Split(x, y, sizes)
+
+
+def toy(
+    train: tuple[int, ...] = TRAIN_SIZES,
+    test: tuple[int, ...] = TEST_SIZES,
+    augmented: bool = True,
+    validation: tuple[int, ...] | None = None,
+) -> FederatedData:
+    transform = Transform((0.5,), (0.5,), crop=2, flip=True) if augmented else Transform((0.5,), (0.5,))
+    held = split(validation, 3) if validation else None
+    return FederatedData("toy", CLASSES, split(train, 1), split(test, 2), held, transform)
+
+
+def network(batch_norm: bool = False, seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        norm = [nn.BatchNorm2d(4)] if batch_norm else []
+        convolution = nn.Sequential(nn.Conv2d(1, 4, 3), *norm, nn.MaxPool2d(2), nn.LeakyReLU(), nn.Flatten())
+        return nn.Sequential(*convolution, nn.Linear(100, 8), nn.LeakyReLU(), nn.Linear(8, CLASSES))
+
+
+def model(dtype: torch.dtype = torch.float64, batch_norm: bool = False, seed: int = 0) -> Model:
+    return make_model(network(batch_norm, seed), SHAPE, CLASSES, Transform((0.5,), (0.5,))).to("cpu", dtype)
+
+
+def method(name: str, **changes: Any) -> AnyMethod:
+    training = {"epochs": 2, "batch": 8, "lr": 0.05, "momentum": 0.5, "weight_decay": 1e-3}
+    own = {k: changes.pop(k) for k in list(changes) if k not in Sgd.__dataclass_fields__}
+    return METHODS[name](train=Sgd(**(training | changes)), **own)
+
+
+def outcome(clients: Clients, **settings: Any) -> tuple[tree.Tree, History]:
+    """All that a run leaves in tensors, and its history."""
+    server, history = federate(clients, Settings(**{"rounds": 3, "join_ratio": 0.6, "seed": 7} | settings))
+    states = {str(i): clients.state(i) for i in range(clients.data.clients)}
+    clients.close()
+    return tree.flatten({"server": server, "states": states}), history
+
+
+def looped(
+    m: AnyMethod, net: Model, data: FederatedData, processes: int = 1, **settings: Any
+) -> tuple[tree.Tree, History]:
+    return outcome(Looped(m, net, data, settings.get("seed", 7), processes=processes), **settings)
+
+
+def batched(
+    m: AnyMethod, net: Model, data: FederatedData, cohort: int | None = None, **settings: Any
+) -> tuple[tree.Tree, History]:
+    return outcome(Batched(m, net, data, settings.get("seed", 7), cohort=cohort), **settings)
+
+
+def distance(a: tree.Tree, b: tree.Tree) -> float:
+    assert a.keys() == b.keys()
+    return max((float((a[k] - b[k]).abs().max()) for k in a if a[k].numel()), default=0.0)
+
+
+def assert_same(a: tree.Tree, b: tree.Tree) -> None:
+    """To the last bit."""
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+def rows(scores: Any) -> list[list[float]]:
+    return [column.tolist() for column in scores]
