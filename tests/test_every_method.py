@@ -16,7 +16,7 @@ from coterie.core.local import Sgd
 from coterie.core.samples import FederatedData
 from coterie.federation import Settings, federate
 from coterie.methods import METHODS
-from tests import toy
+from tests import toy, traffic
 
 every_method = pytest.mark.parametrize("name", METHODS)
 
@@ -159,21 +159,11 @@ def test_state_does_not_travel(name: str) -> None:
     assert not any(kind in (state, tuple[state]) for kind in typing.get_type_hints(up).values())
 
 
-BYTES = {  # methods.md's formulas for a network of b parameters in the encoder, h in the head, K classes, d features
-    "local": (lambda b, h, k, d: 0, lambda b, h, k, d: 0),
-    "fedavg": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),
-    "fedper": (lambda b, h, k, d: b + 1, lambda b, h, k, d: b),
-    "fedrep": (lambda b, h, k, d: b + 1, lambda b, h, k, d: b),
-    "ditto": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),
-    "fedpac": (lambda b, h, k, d: b + h + 2 * k * d + k + 1, lambda b, h, k, d: b + h + k * d),
-}
-
-
 @every_method
 def test_bytes_are_those_of_the_paper(name: str) -> None:
     model = toy.model(torch.float32)
     sizes = [sum(t.numel() for t in part.values()) for part in model.start]
-    up, down = (formula(*sizes, toy.CLASSES, model.dim) for formula in BYTES[name])
+    up, down = (formula(*sizes, toy.CLASSES, model.dim) for formula in traffic.NUMBERS[name])
     _, history = toy.looped(toy.method(name), model, toy.toy())
     assert all(r.bytes_up == 3 * 4 * up and r.bytes_down == 3 * 4 * down for r in history if "train" in r.seconds)
 

@@ -149,7 +149,7 @@ class Batched(Clients):
         if len(parts) == 1:
             return parts[0]
         places = torch.cat([c.rows for c in cohorts]).argsort().to(self.device)
-        return tree.apply(lambda *rows: torch.cat(rows)[places], *parts)
+        return tree.apply(lambda *rows: joined(rows)[places], *parts)
 
     def _run(self, name: str, one: Callable[..., Any], cohort: Cohort, split: str, turn: Turn, given: Any) -> Any:
         held = self.splits[split]
@@ -192,6 +192,15 @@ class Batched(Clients):
         samples = torch.where(real, place + start[:, None], start[:, None])
         padded = () if bool(real.all()) else real.to(self.device)
         return Cohort(rows, clients, samples.to(self.device), padded)
+
+
+def joined(parts: tuple[Tensor, ...]) -> Tensor:
+    """Rows of all parts; where what is kept for each sample is of unlike length, filled with zeros at the end."""
+    if parts[0].ndim > 1:
+        longest = max(part.shape[1] for part in parts)
+        fill = [0, 0] * (parts[0].ndim - 2)
+        parts = tuple(nn.functional.pad(part, (*fill, 0, longest - part.shape[1])) for part in parts)
+    return torch.cat(parts)
 
 
 def refuse_dropout(model: Model) -> None:

@@ -29,6 +29,21 @@ class Batch(NamedTuple):
     x: Tensor  # (B, ...) raw, augmented
     y: Tensor  # (B,)
     sample: Tensor  # (B,) which samples of the client these are
+    real: Tensor | None = None  # (B,) False where a sample is padding; None: all are real
+    partial: bool = True  # whether a batch that is not full counts
+
+    @property
+    def active(self) -> Tensor | None:
+        """() False: this step is padding and must change nothing; None: it counts."""
+        if self.real is None:
+            return None
+        return self.real.any() if self.partial else self.real.all()
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Over the real samples of (B,) values."""
+        if self.real is None:
+            return values.mean()
+        return torch.where(self.real, values, 0.0).sum() / self.real.sum().clamp_min(1)
 
 
 @dataclass(frozen=True)
@@ -63,11 +78,18 @@ class Data:
         x = self.x[index]
         if self.transform.crop or self.transform.flip:
             x = augment(x, order.bits(order.fold(self.key, order.AUGMENT, epoch), index), self.transform)
-        return Batch(x, self.y[index], index)
+        return Batch(x, self.y[index], index, None if self.real is None else self.real[index])
 
     def of(self, z: Tensor) -> Data:
         """The same samples, known by their features (n, d)."""
         return replace(self, x=z, transform=Transform())
+
+    def split(self, share: float) -> tuple[Data, Data]:
+        """A random share of the samples, at least one, and the others. The same in every round only if the key is."""
+        n, size = len(self.y), (share * self.samples).floor().clamp_min(1)
+        rank = order.shuffle(order.fold(self.key, order.SPLIT), n, self.real).argsort()
+        real = torch.ones_like(self.y, dtype=torch.bool) if self.real is None else self.real
+        return replace(self, real=real & (rank < size)), replace(self, real=real & (rank >= size))
 
     def batches(self, epoch: int, size: int) -> Iterator[Batch]:
         """All samples in their own order, `size` at a time."""
@@ -109,12 +131,15 @@ class Sgd:
     momentum: float = field(default=0.0, metadata={"help": "momentum of SGD"})
     weight_decay: float = field(default=0.0, metadata={"help": "weight decay, on all that is trained"})
     drop_last: bool = field(default=False, metadata={"help": "skip the last batch of an epoch if it is smaller"})
+    clip: float = field(
+        default=0.0, metadata={"help": "largest norm of a gradient; 0: any", "flags": ("clip-gradient",)}
+    )
     keep: bool = field(
         default=False, metadata={"help": "momentum survives from round to round", "flags": ("keep-momentum",)}
     )
 
     def __post_init__(self) -> None:
-        for name, low in (("epochs", 0), ("batch", 1), ("lr", 0), ("momentum", 0), ("weight_decay", 0)):
+        for name, low in (("epochs", 0), ("batch", 1), ("lr", 0), ("momentum", 0), ("weight_decay", 0), ("clip", 0)):
             if not getattr(self, name) >= low:
                 raise CoterieError(f"{name.replace('_', ' ')} must be at least {low}, not {getattr(self, name)}")
 
@@ -129,33 +154,38 @@ class Sgd:
 
     def __call__(self, params: P, loss: Callable[[P, Batch], Tensor], data: Data, momentum: Tree) -> tuple[P, Tree]:
         """Trained params, and the momentum to keep."""
-        gradient = torch.func.grad(self._objective(params, loss), has_aux=True)
+        for batch in self.batches(data):
+            params, momentum = self.step(params, loss, batch, data.rate, momentum)
+        return params, momentum if self.keep else {}
+
+    def batches(self, data: Data) -> Iterator[Batch]:
+        """Shuffled batches of all epochs."""
+        n = len(data.y)
+        for epoch in range(self.epochs):
+            shuffled = order.shuffle(order.fold(data.key, order.SHUFFLE, epoch), n, data.real)
+            for start in range(0, n - self.batch + 1 if self.drop_last else n, self.batch):
+                batch = data.batch(shuffled[start : start + self.batch], epoch)
+                yield batch._replace(partial=not self.drop_last)
+
+    def step(
+        self, params: P, loss: Callable[[P, Batch], Tensor], batch: Batch, rate: Tensor, momentum: Tree
+    ) -> tuple[P, Tree]:
+        """One step on one batch: the params after it, and the momentum."""
         flat = tree.flatten(params)
         weights = {n: t for n, t in flat.items() if not tree.is_statistic(n)}
         statistics = {n: t for n, t in flat.items() if tree.is_statistic(n)}
-        velocity = momentum
-        for batch, real in self._steps(data):
-            slope, written = gradient(weights, statistics, batch, real)
-            moved, speed = self._step(weights, velocity, slope, self.lr * data.rate)
-            if real is not None:  # a step of padding changes nothing
-                active = real.all() if self.drop_last else real.any()
-                moved, written = tree.where(active, moved, weights), tree.where(active, written, statistics)
-                speed = tree.where(active, speed, velocity or {n: torch.zeros_like(s) for n, s in speed.items()})
-            weights, statistics, velocity = moved, written, speed
-        kept = velocity if self.keep and self.momentum else {}
-        return tree.fill(params, weights | statistics), kept
+        slope, written = torch.func.grad(objective(params, loss, batch), has_aux=True)(weights, statistics)
+        moved, speed = self._descend(weights, momentum, slope, self.lr * rate)
+        active = batch.active
+        if active is not None:  # a step of padding changes nothing
+            moved, written = tree.where(active, moved, weights), tree.where(active, written, statistics)
+            speed = tree.where(active, speed, momentum or {n: torch.zeros_like(t) for n, t in speed.items()})
+        return tree.fill(params, moved | written), speed
 
-    def _objective(self, params: P, loss: Callable[[P, Batch], Tensor]) -> Callable[..., tuple[Tensor, Tree]]:
-        def objective(weights: Tree, statistics: Tree, batch: Batch, real: Tensor | None) -> tuple[Tensor, Tree]:
-            written = {n: t.clone() for n, t in statistics.items()}  # BatchNorm writes into these
-            losses = loss(tree.fill(params, weights | written, leaf=Live), batch)  # (B,)
-            if real is None:
-                return losses.mean(), written
-            return (losses * real).sum() / real.sum().clamp_min(1), written
-
-        return objective
-
-    def _step(self, weights: Tree, velocity: Tree, slope: Tree, lr: Tensor) -> tuple[Tree, Tree]:
+    def _descend(self, weights: Tree, velocity: Tree, slope: Tree, lr: Tensor) -> tuple[Tree, Tree]:
+        if self.clip:
+            norm = torch.stack([g.square().sum() for g in slope.values()]).sum().sqrt()
+            slope = {n: g * (self.clip / (norm + 1e-6)).clamp_max(1) for n, g in slope.items()}
         moved, speed = {}, {}
         for name, w in weights.items():
             g = slope[name]
@@ -168,11 +198,15 @@ class Sgd:
             moved[name] = w - lr * g
         return moved, speed
 
-    def _steps(self, data: Data) -> Iterator[tuple[Batch, Tensor | None]]:
-        """Shuffled batches of all epochs; beside each, which of its samples are real (None: all)."""
-        n = len(data.y)
-        for epoch in range(self.epochs):
-            shuffled = order.shuffle(order.fold(data.key, order.SHUFFLE, epoch), n, data.real)
-            for start in range(0, n - self.batch + 1 if self.drop_last else n, self.batch):
-                index = shuffled[start : start + self.batch]
-                yield data.batch(index, epoch), None if data.real is None else data.real[index]
+
+def objective(
+    params: P, loss: Callable[[P, Batch], Tensor], batch: Batch
+) -> Callable[[Tree, Tree], tuple[Tensor, Tree]]:
+    """The mean loss of the real samples of a batch, as a function of weights; beside it, BatchNorm's new statistics."""
+
+    def mean_loss(weights: Tree, statistics: Tree) -> tuple[Tensor, Tree]:
+        written = {n: t.clone() for n, t in statistics.items()}  # BatchNorm writes into these
+        losses = loss(tree.fill(params, weights | written, leaf=Live), batch)  # (B,)
+        return batch.mean(losses), written
+
+    return mean_loss

@@ -21,3 +21,10 @@ def squared_distance(weights: object, anchor: object) -> Tensor:
     there = tree.flatten(anchor)
     parts = [(t - there[name]).square().sum() for name, t in tree.items(weights) if not tree.is_statistic(name)]
     return sum(parts[1:], parts[0])
+
+
+def inner_product(weights: object, direction: object) -> Tensor:
+    """<w, g>, over everything that is trained. Its gradient is the direction."""
+    there = tree.flatten(direction)
+    parts = [(t * there[name]).sum() for name, t in tree.items(weights) if not tree.is_statistic(name)]
+    return sum(parts[1:], parts[0])

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import ClassVar, Generic, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
 from coterie.core.local import Data, Sgd
@@ -51,6 +52,13 @@ class Method(ABC, Generic[Server, State, Down, Up]):
     @abstractmethod
     def server_send(self, server: Server, client: Tensor) -> Down:
         """client: () its id."""
+
+    def server_greet(self, server: Server) -> Down | None:
+        """What a client that was never in training is sent; None where there is nothing to give.
+
+        As it stands, right for methods that send all clients alike.
+        """
+        return self.server_send(server, torch.tensor(0))
 
     @abstractmethod
     def client_init(self, model: Model, data: Data, welcome: Tree) -> State: ...

@@ -14,7 +14,7 @@ _MIX1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX2 = -7723592293110705685  # 0x94D049BB133111EB
 
 # What a draw is for. Different purposes never see the same numbers.
-PARTICIPANTS, SHUFFLE, AUGMENT, DROPOUT = range(4)
+PARTICIPANTS, SHUFFLE, AUGMENT, DROPOUT, SPLIT, REBALANCE, EXPLORE = range(7)
 
 
 def scramble(x: Tensor) -> Tensor:

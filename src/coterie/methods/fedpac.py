@@ -71,6 +71,9 @@ class FedPAC(Method[Server, State, Down, Up]):
     def server_send(self, server: Server, client: Tensor) -> Down:
         return Down(server.encoder, tree.pick(server.heads, client), server.prototypes)
 
+    def server_greet(self, server: Server) -> Down:
+        return Down(server.encoder, tree.apply(lambda t: t.mean(0), server.heads), server.prototypes)
+
     def client_init(self, model: Model, data: Data, welcome: Tree) -> State:
         return State(self.train.start(model.start.head), self.train.start(model.start.encoder))
 
