@@ -63,9 +63,21 @@ def method(name: str, **changes: Any) -> AnyMethod:
 def outcome(clients: Clients, **settings: Any) -> tuple[tree.Tree, History]:
     """All that a run leaves in tensors, and its history."""
     server, history = federate(clients, Settings(**{"rounds": 3, "join_ratio": 0.6, "seed": 7} | settings))
-    states = {str(i): clients.state(i) for i in range(clients.data.clients)}
+    states = {str(i): unpadded(clients.state(i)) for i in range(clients.data.clients)}
     clients.close()
     return tree.flatten({"server": server, "states": states}), history
+
+
+def unpadded(state: Any) -> Any:
+    """A memory of samples without its padding: side by side, a client has as many rows as the longest beside it.
+
+    Such a memory says itself which of its rows are `real`; a padded one has the same real rows in the same order.
+    """
+    if not isinstance(state, tuple):
+        return state
+    if "real" in getattr(state, "_fields", ()):
+        return tree.pick(state, state.real)  # type: ignore[attr-defined]
+    return type(state)(*map(unpadded, state)) if hasattr(state, "_fields") else state
 
 
 def looped(
@@ -82,7 +94,14 @@ def batched(
 
 def distance(a: tree.Tree, b: tree.Tree) -> float:
     assert a.keys() == b.keys()
-    return max((float((a[k] - b[k]).abs().max()) for k in a if a[k].numel()), default=0.0)
+    return max((gap(a[k], b[k]) for k in a if a[k].numel()), default=0.0)
+
+
+def gap(a: torch.Tensor, b: torch.Tensor) -> float:
+    assert a.shape == b.shape
+    if a.dtype == torch.bool:
+        return float((a ^ b).any())
+    return float((a - b).abs().max())
 
 
 def assert_same(a: tree.Tree, b: tree.Tree) -> None:

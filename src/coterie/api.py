@@ -19,13 +19,14 @@ from coterie.core.errors import CoterieError, unknown
 from coterie.core.local import Sgd
 from coterie.core.model import Model, make_model
 from coterie.core.samples import FederatedData
-from coterie.data import PARTITIONS, Partition, divide, load, transform
+from coterie.data import PARTITIONS, Partition, divide, load, picture, transform
 from coterie.data import federate as gather
 from coterie.federation import Result, Round, Settings, federate
 from coterie.federation.folder import Folder
+from coterie.federation.newcomers import keep_out, meet
 from coterie.methods import METHODS, VARIANTS, AnyMethod
 from coterie.models import build
-from coterie.protocols import preset
+from coterie.protocols import method_preset, preset
 from coterie.version import VERSION
 
 
@@ -162,22 +163,31 @@ def run(
     own = {k: v for k, v in settings.items() if k not in federation_names}
     if isinstance(method, str):
         training = {f.name for f in fields(Sgd)}
-        method = make_method(method, **{k: v for k, v in usual.items() if k in training} | own)
+        base, changes, _ = VARIANTS.get(method, (method, {}, ""))
+        presets = {k: v for k, v in usual.items() if k in training} | method_preset(protocol, base)
+        method = make_method(method, **presets | changes | own)
     elif own:
         raise CoterieError(f"{', '.join(own)}: settings of a method that is made already; give them when making it")
     if not isinstance(model, Model):
         network = model if model is not None else usual["model"]
         model = make_network(network, data, federation.seed, head)
     how = where if isinstance(where, Execution) else Execution(clients=where)
-    placed = place(method, model, data, federation.seed, how)
+    known, strangers = (
+        keep_out(data, federation.new_clients, federation.seed) if federation.new_clients else (data, None)
+    )
+    placed = place(method, model, known, federation.seed, how)
+    newcomers = place(method, model, strangers, federation.seed, how) if strangers else None
     try:
-        return drive(placed, federation, out, watch, {**(config or {}), "execution": asdict(how)})
+        return drive(placed, newcomers, federation, out, watch, {**(config or {}), "execution": asdict(how)})
     finally:
-        placed.close()
+        for group in (placed, newcomers):
+            if group:
+                group.close()
 
 
 def drive(
     clients: Clients,
+    newcomers: Clients | None,
     settings: Settings,
     out: str | Path | None,
     watch: Callable[[Round], None],
@@ -185,7 +195,8 @@ def drive(
 ) -> Result:
     folder = None
     if out is not None:
-        folder = Folder(out, describe(clients, settings, config), clients.data.partition)
+        folder = Folder(out, describe(clients, settings, config), clients.data, newcomers is not None)
+        folder.write("partition.svg", portrait(clients.data))
 
     def note(record: Round) -> None:
         if folder:
@@ -195,6 +206,9 @@ def drive(
     result = None
     try:
         server, history = federate(clients, settings, note)
+        if newcomers:
+            history.append(meet(server, newcomers, settings))
+            note(history[-1])
         states = [clients.state(i) for i in range(clients.data.clients)]
         server = tree.apply(lambda t: t.cpu(), server)
         result = Result(clients.method, clients.model.to("cpu"), clients.data, server, states, history)
@@ -202,6 +216,14 @@ def drive(
     finally:
         if folder:
             folder.close(result)
+
+
+def portrait(data: FederatedData) -> str:
+    """An SVG of the classes on each client."""
+    names = data.class_names or tuple(map(str, range(data.classes)))
+    rule = f", {data.partition.name}" if data.partition else ""
+    title = f"{data.name}{rule}: {data.clients} clients, {sum(data.train.sizes)} training samples"
+    return picture(title, data.train.class_counts(data.classes).numpy(), names)
 
 
 def describe(clients: Clients, settings: Settings, config: Mapping[str, Any]) -> dict[str, Any]:

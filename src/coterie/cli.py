@@ -17,6 +17,8 @@ from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin take the core from those that work
 
+NEW = {"new_pre": "new: before", "new_post": "new: after", "new_global": "new: global"}  # columns for new clients
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     from coterie.core.errors import CoterieError
@@ -58,10 +60,18 @@ def make_parser(argv: list[str]) -> argparse.ArgumentParser:
     methods = command("methods", do_methods, "list the methods")
     data = command("data", do_data, "list the datasets and partition rules")
     data.add_argument("--data-dir", metavar="FOLDER", help="folder with datasets (or set COTERIE_DATA)")
+    pictures = command("pictures", do_pictures, "draw a partition, FedReG's rebalancing of it, and augmented samples")
+    pictures.add_argument("--out", metavar="FOLDER", required=True, help="folder for the pictures")
+    pictures.add_argument("--threshold", default="average", help="average, median, max or second-smallest")
+    methods.add_argument("--markdown", action="store_true", help="print docs/methods.md")
     for listing in (methods, data):
         listing.add_argument("--json", action="store_true", help="print JSON")
     if argv and argv[0] in ("run", "compare"):  # torch is imported only for those who need it
         add_run_flags(run if argv[0] == "run" else compare, argv[1:])
+    if argv and argv[0] == "pictures":
+        from coterie.api import DataSettings
+
+        add_flags(pictures, "data", DataSettings)
     return parser
 
 
@@ -234,6 +244,7 @@ def train_one(
             "pre": last.accuracy("pre"),
             "post": post.accuracy("post"),
             "global": last.accuracy("global"),
+            **{p: v for r in result.history for p in NEW if (v := r.accuracy(p)) is not None},
             "megabytes": round(sum(r.bytes_up + r.bytes_down for r in result.history) / 1e6, 3),
             "seconds": round(seconds, 2),
         }
@@ -249,43 +260,35 @@ def show(table: dict[str, Any], seeds: int) -> None:
         rows.setdefault(outcome["method"], []).append(outcome)
 
     def cell(group: list[dict[str, Any]], key: str, scale: float = 100) -> str:
-        values = [scale * o[key] for o in group if o[key] is not None]
+        values = [scale * o[key] for o in group if o.get(key) is not None]
         if not values:
             return "-"
         mean = sum(values) / len(values)
         spread = (sum((v - mean) ** 2 for v in values) / max(len(values) - 1, 1)) ** 0.5
         return f"{mean:.2f} ± {spread:.2f}" if len(values) > 1 else f"{mean:.2f}"
 
-    keys = ("mean", "std", "worst10", "best_on_test", "pre", "post", "global")
+    columns = {"accuracy": "mean", "± clients": "std", "worst 10 %": "worst10", "before": "pre", "after": "post"}
+    columns |= {"global": "global", "by validation": "best_by_validation", **{name: key for key, name in NEW.items()}}
+    used = {name: key for name, key in columns.items() if any(o.get(key) is not None for o in table["outcomes"])}
     show_table(
         f"Accuracy on {table['clients']} clients of {table['data']}, percent",
-        ["method", "accuracy", "std over clients", "worst 10 %", "best round*", "before", "after", "global", "MB sent"],
-        [[name, *(cell(g, k) for k in keys), cell(g, "megabytes", 1)] for name, g in rows.items()],
-        "accuracy: mean over clients after the last round, as the method's paper measures it; before and after: the "
-        "personal model before and after local training; *chosen on the test set"
+        ["method", *used, "MB sent"],
+        [[name, *(cell(g, k) for k in used.values()), cell(g, "megabytes", 1)] for name, g in rows.items()],
+        "accuracy: mean over clients after the last round, measured where the method's paper does; before and after: "
+        "personal model before and after local training"
         + (f"; mean and standard deviation of {seeds} seeds" if seeds > 1 else ""),
     )
     console.print(f"Everything is in {table['folder']}", soft_wrap=True, highlight=False)
 
 
 def do_methods(chosen: argparse.Namespace) -> None:
-    from coterie.methods import METHODS, VARIANTS
+    from coterie.catalogue import entries, markdown
 
-    listed = [
-        {
-            "name": name,
-            "title": kind.title,
-            "about": summary(sys.modules[kind.__module__].__doc__),
-            "reports": dict(kind.results),
-            "settings": {f.name: f.default for f in dataclasses.fields(kind) if f.name != "train"},
-        }
-        for name, kind in METHODS.items()
-    ]
-    listed += [
-        {"name": name, "title": title, "about": f"{base} with {changes}" if changes else f"one run with {base}"}
-        for name, (base, changes, title) in VARIANTS.items()
-    ]
-    show_list(chosen, "Methods", listed, ("name", "title", "about"))
+    if hasattr(chosen, "markdown"):
+        print(markdown(), end="")
+        return
+    listed = [e._asdict() for e in entries()]
+    show_list(chosen, "Methods", listed, ("name", "about"))
 
 
 def summary(doc: str | None) -> str:
@@ -302,6 +305,21 @@ def do_data(chosen: argparse.Namespace) -> None:
         return
     show_list(chosen, "Datasets", datasets, ("name", "about", "from"))
     show_list(chosen, "Partition rules", rules, ("name", "about"))
+
+
+def do_pictures(chosen: argparse.Namespace) -> None:
+    from coterie.api import DataSettings, load_clients, portrait
+    from coterie.reports.rebalancing import augmented_samples, class_pictures
+
+    data = load_clients(**given(chosen, DataSettings))
+    drawn: dict[str, str | bytes] = {"partition.svg": portrait(data), **class_pictures(data, chosen.threshold)}
+    if data.train.x.ndim == 4:
+        drawn["augmented.png"] = augmented_samples(data)
+    out = Path(chosen.out)
+    out.mkdir(parents=True, exist_ok=True)
+    for name, content in drawn.items():
+        (out / name).write_bytes(content.encode() if isinstance(content, str) else content)
+        print(out / name)
 
 
 def show_list(chosen: argparse.Namespace, title: str, listed: list[dict[str, Any]], columns: Sequence[str]) -> None:

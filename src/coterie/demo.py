@@ -10,9 +10,9 @@ SETTINGS: dict[str, Any] = {
     "dataset": "fashion-mnist-small",
     "num_clients": 20,
     "noniid_s": 20.0,
-    "local_size": 200,
-    "test_size": 200,
-    "rounds": 10,
+    "local_size": 150,
+    "test_size": 150,
+    "rounds": 8,
     "batch": 25,
     "evaluate_every": 2,
 }

@@ -26,6 +26,7 @@ class Watcher(Protocol):
 def accuracies(record: Round) -> str:
     """Such as «personal 88.1 after training 88.6 global 80.2»."""
     names = {"pre": "personal", "post": "after training", "global": "global", "finished": "finished"}
+    names |= {"new_pre": "new clients", "new_post": "new clients after training", "new_global": "global on new clients"}
     shown = [(name, record.accuracy(point)) for point, name in names.items()]
     return "  ".join(f"{name} {100 * value:.1f}" for name, value in shown if value is not None)
 
@@ -75,8 +76,9 @@ class Bar:
         self.live.__exit__(*reason)
 
     def __call__(self, record: Round) -> None:
-        shown = {"shown": accuracies(record)} if record.scores else {}
-        self.progress.update(self.task, completed=record.number, **shown)
+        self.progress.update(self.task, completed=record.number)
+        if record.scores:
+            self.progress.update(self.task, shown=accuracies(record))
 
 
 def watcher(title: str, rounds: int, quiet: bool = False) -> Watcher:

@@ -11,6 +11,7 @@ class Protocol(NamedTuple):
     paper: str
     settings: dict[str, Any]
     datasets: dict[str, dict[str, Any]]  # what differs by dataset
+    methods: dict[str, dict[str, Any]]  # how this paper sets the methods that it compares
 
 
 GREY = ("mnist", "fashion-mnist", "fashion-mnist-small", "emnist")
@@ -29,6 +30,7 @@ PROTOCOLS = {
             "full_last_round": True,
         },
         {**{name: {"lr": 0.02} for name in COLOUR}, "emnist": {"batch": 100}, **TABLES},
+        {},  # the methods' own defaults are this paper's
     ),
     "reg": Protocol(
         "FedReG",
@@ -45,6 +47,14 @@ PROTOCOLS = {
             "min_size": 80,  # 20 samples for testing, and one batch at least for training
         },
         TABLES,
+        {
+            "fedprox": {"pull": 0.001},
+            "feddyn": {"pull": 0.01},
+            "fedrep": {"head_epochs": 5, "encoder_epochs": 5, "average_heads": True},
+            "fedper": {"average_heads": True},
+            "fedbabu": {"finetune": "head", "finetune_epochs": 10},
+            "gpfl": {"pull": 1e-3, "table_decay": 0.1, "average_heads": True},
+        },
     ),
     "crc": Protocol(
         "FedCRC",
@@ -59,6 +69,12 @@ PROTOCOLS = {
             "lr_steps": ((50, 0.2), (75, 0.02)),
         },
         {"cifar100": {"model": "resnet18"}, **TABLES},
+        {
+            "fedprox": {"pull": 0.1},
+            "fedper": {"keep_head": False, "average_heads": True},
+            "fedrep": {"head_epochs": 5, "encoder_epochs": 1, "average_heads": True},
+            "fedbabu": {"finetune": "none"},
+        },
     ),
     "akd": Protocol(
         "PFAKD",
@@ -80,13 +96,27 @@ PROTOCOLS = {
             "cifar100": {"rounds": 40, "model": "resnet18"},
             **TABLES,
         },
+        {
+            "fedrep": {"head_epochs": 5, "encoder_epochs": 2},
+            "fedpac": {"align": 1.0},
+            "gpfl": {"pull": 1e-2, "table_decay": 0.1},
+        },
     ),
 }
 
 
 def preset(protocol: str, dataset: str) -> dict[str, Any]:
     """Setting -> value, as this paper has it for this dataset."""
+    chosen = find(protocol)
+    return {**chosen.settings, **chosen.datasets.get(dataset, {})}
+
+
+def method_preset(protocol: str, method: str) -> dict[str, Any]:
+    """Setting of the method -> value, as this paper has it; what is not here is as the method says."""
+    return dict(find(protocol).methods.get(method, {}))
+
+
+def find(protocol: str) -> Protocol:
     if protocol not in PROTOCOLS:
         raise unknown("protocol", protocol, PROTOCOLS)
-    chosen = PROTOCOLS[protocol]
-    return {**chosen.settings, **chosen.datasets.get(dataset, {})}
+    return PROTOCOLS[protocol]

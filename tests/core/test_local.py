@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -167,3 +169,34 @@ def test_the_head_is_found_or_named() -> None:
         make_model(net, toy.SHAPE, 4, head="top")
     with pytest.raises(CoterieError, match="cannot take samples of shape"):
         make_model(net, (1, 5, 5), 3, head="top")
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 21])
+def test_a_split_is_the_same_with_padding(n: int) -> None:
+    """A fifth, at least one sample, and all the others; both parts in the same order."""
+    d = data(n)
+    padded = replace(
+        d,
+        x=torch.cat([d.x, d.x[:1].expand(9, *d.x.shape[1:])]),
+        y=torch.cat([d.y, d.y[:1].expand(9)]),
+        real=torch.arange(n + 9) < n,
+    )
+    seen = []
+    for whole in (d, padded):
+        part, others = whole.split(0.2)
+        kept = part.x if part.real is None else part.x[part.real]
+        assert len(kept) == int(part.samples) == max(n // 5, 1)
+        assert int(others.samples) == n - len(kept)
+        batches = [b.sample if b.real is None else b.sample[b.real] for b in Sgd(epochs=1, batch=4).batches(others)]
+        index = torch.cat([*batches, torch.zeros(0, dtype=torch.int64)])
+        assert sorted(map(bytes, torch.cat([kept, d.x[index]]).numpy())) == sorted(map(bytes, d.x.numpy()))
+        seen.append((kept, index))
+    assert all(torch.equal(a, b) for a, b in zip(*seen, strict=True))
+
+
+def test_a_split_of_known_size_leaves_no_padding_in_a_batch() -> None:
+    """BatchNorm would see it."""
+    _, others = data(21).split(0.2)
+    assert [len(batch.y) for batch in Sgd(epochs=1, batch=8).batches(others)] == [8, 8, 1]
+    assert [len(batch.y) for batch in Sgd(epochs=1, batch=8, drop_last=True).batches(others)] == [8, 8]
+    assert all(batch.real is not None and batch.real.all() for batch in Sgd(batch=8).batches(others))

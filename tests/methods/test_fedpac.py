@@ -43,6 +43,7 @@ class Plain:
         self.data, self.method = data, method
         self.encoder, self.heads = encoder(), [head() for _ in data.train.sizes]
         self.prototypes: dict[int, Tensor] = {}
+        self.own: list[dict[int, Tensor]] = [{} for _ in data.train.sizes]  # against concept shift
         self.weights: list[list[float]] = []
 
     def round(self, number: int) -> None:
@@ -59,9 +60,24 @@ class Plain:
                 self.prototypes[k] = torch.stack([up["counts"][k] / total * up["centroids"][k] for up in owners]).sum(0)
         self.weights = [self.combination(i, ups) for i in clients]
         for i in clients:
+            self.own[i] = self.weighted_prototypes(self.weights[i], ups)
+        for i in clients:
             self.heads[i].load_state_dict(
                 {n: sum(self.weights[i][j] * ups[j]["head"][n] for j in clients) for n in ups[0]["head"]}
             )
+
+    def weighted_prototypes(self, weights: list[float], ups: list[dict[str, Any]]) -> dict[int, Tensor]:
+        found = {}
+        for k in range(toy.CLASSES):
+            owners = [
+                (a * up["counts"][k], up["centroids"][k])
+                for a, up in zip(weights, ups, strict=True)
+                if k in up["counts"]
+            ]
+            total = sum(share for share, _ in owners)
+            if total > 0:
+                found[k] = torch.stack([share / total * centroid for share, centroid in owners]).sum(0)
+        return found
 
     def client(self, i: int, number: int) -> dict[str, Any]:
         x, y = self.data.train.client(i)
@@ -85,8 +101,9 @@ class Plain:
         def encoder_loss(index: Tensor) -> Tensor:
             features = net(x[index])
             loss = F.cross_entropy(top(features), y[index])
-            if self.prototypes and self.method.align:
-                targets = torch.stack([self.prototypes.get(k, means[k]) for k in y[index].tolist()])
+            prototypes = self.own[i] if self.method.personal_prototypes else self.prototypes
+            if prototypes and self.method.align:
+                targets = torch.stack([prototypes.get(k, means[k]) for k in y[index].tolist()])
                 loss = loss + self.method.align * F.mse_loss(features, targets)
             return loss
 
@@ -150,8 +167,8 @@ def federation(data: FederatedData, method: FedPAC, rounds: int) -> Server:
 
 @pytest.mark.parametrize(
     "ablation",
-    [{}, {"combine": False}, {"align": 0.0}, {"align": 0.0, "combine": False}],
-    ids=["both", "fa", "cc", "none"],
+    [{}, {"combine": False}, {"align": 0.0}, {"align": 0.0, "combine": False}, {"personal_prototypes": True}],
+    ids=["both", "fa", "cc", "none", "shift"],
 )
 def test_three_rounds_equal_the_plain_implementation(ablation: dict[str, Any]) -> None:
     """Round 0 has no alignment; client 0 lacks classes; in rounds 1 and 2 everything is at work."""
@@ -162,8 +179,14 @@ def test_three_rounds_equal_the_plain_implementation(ablation: dict[str, Any]) -
     server = federation(data, method, rounds=3)
     for name, value in plain.encoder.state_dict().items():
         torch.testing.assert_close(server.encoder[name], value, rtol=1e-7, atol=1e-9)
-    for k, prototype in plain.prototypes.items():
-        torch.testing.assert_close(server.prototypes[k], prototype, rtol=1e-7, atol=1e-9)
+    if method.personal_prototypes:
+        for i, own in enumerate(plain.own):
+            assert server.prototypes[i].any(1).nonzero()[:, 0].tolist() == list(own)
+            for k, prototype in own.items():
+                torch.testing.assert_close(server.prototypes[i, k], prototype, rtol=1e-6, atol=1e-7)
+    else:
+        for k, prototype in plain.prototypes.items():
+            torch.testing.assert_close(server.prototypes[k], prototype, rtol=1e-7, atol=1e-9)
     torch.testing.assert_close(server.head_weights, torch.tensor(plain.weights, dtype=torch.float64), rtol=0, atol=1e-6)
     for i, top in enumerate(plain.heads):
         for name, value in top.state_dict().items():
@@ -210,3 +233,54 @@ def test_a_class_that_nobody_has_keeps_its_prototype() -> None:
     server = federation(data, fedpac(), rounds=1)
     assert server.prototypes[:2].any(1).all()
     assert not server.prototypes[2:].any()
+
+
+def two_concepts(method: FedPAC) -> tuple[Server, Up]:
+    """For clients 0 and 1 class 0 lies at 1, for 2 and 3 at 9. Client 1 weighs little, and lacks class 1."""
+    model = toy.model()
+    server = method.server_init(model, Looped(method, model, toy.toy(), 0, processes=1).census)
+    prototypes = torch.zeros(4, toy.CLASSES, model.dim, dtype=torch.float64)
+    prototypes[:2, 0], prototypes[2:, 0], prototypes[0, 1], prototypes[1, 0] = 1.0, 9.0, 4.0, 2.0
+    counts = torch.zeros(4, toy.CLASSES, dtype=torch.float64)
+    counts[:, 0], counts[0, 1] = torch.tensor([6.0, 1.0, 5.0, 5.0], dtype=torch.float64), 3.0
+    parts = [tree.apply(lambda t: torch.stack([t] * 4), part) for part in model.start]
+    variance = torch.tensor([1.0, 99.0, 1.0, 1.0], dtype=torch.float64)  # α_01 = 1 / 100, by 1 / variance
+    near = torch.tensor([0.0, 0.0, 1e4, 1e4], dtype=torch.float64)[:, None, None].expand_as(prototypes)
+    return server, Up(*parts, prototypes, near, variance, counts)
+
+
+def test_personal_prototypes_stay_within_a_concept() -> None:
+    method = fedpac(personal_prototypes=True)
+    server, ups = two_concepts(method)
+    after = method.server_receive(server, torch.tensor([0, 1, 3, 4]), ups)
+    own = (0.99 * 6 * 1.0 + 0.01 * 1 * 2.0) / (0.99 * 6 + 0.01 * 1)
+    for client, value in ((0, own), (1, own), (3, 9.0), (4, 9.0)):
+        sent = method.server_send(after, torch.tensor(client)).prototypes
+        torch.testing.assert_close(sent[0], torch.full((8,), value, dtype=torch.float64))
+        assert sent[1].any() == (client < 2)  # nobody to whom 3 and 4 listen has class 1
+    assert not after.prototypes[2].any()  # was not there
+    mixed = fedpac()
+    server, ups = two_concepts(mixed)
+    plain = mixed.server_receive(server, torch.tensor([0, 1, 3, 4]), ups).prototypes[0]
+    torch.testing.assert_close(plain, torch.full((8,), (6 * 1.0 + 2.0 + 90.0) / 17, dtype=torch.float64))
+
+
+def test_a_little_share_of_a_class_is_a_whole_prototype() -> None:
+    """α_ij n_jk may be far below 1 and must still be divided by itself."""
+    method = fedpac(personal_prototypes=True)
+    server, ups = two_concepts(method)
+    prototypes, counts = ups.prototypes.clone(), ups.counts.clone()
+    prototypes[1, 2], counts[1, 2] = 5.0, 1.0  # only client 1 has class 2: its share for client 0 is 1 / 100
+    after = method.server_receive(
+        server, torch.tensor([0, 1, 3, 4]), ups._replace(prototypes=prototypes, counts=counts)
+    )
+    torch.testing.assert_close(after.prototypes[0, 2], torch.full((8,), 5.0, dtype=torch.float64))
+
+
+def test_personal_prototypes_batched_equal_looped() -> None:
+    method = toy.method("fedpac", personal_prototypes=True)
+    expected, history = toy.looped(method, toy.model(), toy.toy())
+    found, _ = toy.batched(method, toy.model(), toy.toy())
+    assert toy.distance(expected, found) < 1e-10
+    _, usual = toy.looped(toy.method("fedpac"), toy.model(), toy.toy())
+    assert [r.bytes_down for r in history] == [r.bytes_down for r in usual]  # each is sent its own, no more

@@ -180,16 +180,16 @@ class Batched(Clients):
 
     def _family(self, size: int) -> int:
         """Padding must not meet BatchNorm: there only clients whose batches have equal sizes go together."""
-        if self.model.tests_by_batch:
+        if self.model.tests_by_batch or (self.model.batch_norm and self.method.holds_out):
             return size
         train = self.method.train
         return size % train.batch if self.model.batch_norm and not train.drop_last else 0
 
     def _cohort(self, rows: Tensor, clients: Tensor, sizes: Tensor, held: Split) -> Cohort:
-        place = torch.arange(int(sizes.max()))  # (n,)
+        place = torch.arange(max(int(sizes.max()), 1))  # (n,)
         real = place < sizes[:, None]  # (C, n)
         start = torch.tensor(held.starts)[clients]
-        samples = torch.where(real, place + start[:, None], start[:, None])
+        samples = torch.where(real, place + start[:, None], 0)
         padded = () if bool(real.all()) else real.to(self.device)
         return Cohort(rows, clients, samples.to(self.device), padded)
 

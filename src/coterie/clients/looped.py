@@ -144,8 +144,8 @@ class Desk:
     def _tally(self, client: int, split: str, predict: Callable[[Tensor], Tensor]) -> Tensor:
         x, y = self._samples(split, client)
         with torch.no_grad():
-            judged = [judge(predict(x[part]), y[part]) for part in slices(len(y), TEST_BATCH)]
-        return torch.cat(judged).sum(0)  # (2,)
+            judged = [judge(predict(x[part]), y[part]).sum(0).cpu() for part in slices(len(y), TEST_BATCH)]
+        return sum(judged, torch.zeros(2, dtype=torch.float64))
 
     def _data_in(self, client: int, turn: Turn) -> Data:
         key = keys(self.seed, turn, torch.tensor(client))
@@ -155,7 +155,7 @@ class Desk:
     def _data(self, client: int, key: Tensor, rate: float) -> Data:
         x, y = self._samples("train", client)
         factor = torch.tensor(rate, dtype=self.model.mean.dtype, device=x.device)
-        return Data(x, y, key.to(x.device), factor, self.data.classes, self.data.transform)
+        return Data(x, y, key.to(x.device), factor, self.data.classes, self.data.transform, alone=True)
 
     def _samples(self, split: str, client: int) -> tuple[Tensor, Tensor]:
         if (split, client) not in self.samples:

@@ -16,11 +16,13 @@ from torch import Tensor
 
 from coterie.core import order, tree
 from coterie.core.errors import CoterieError
-from coterie.core.model import Model
+from coterie.core.losses import cross_entropy
+from coterie.core.model import Model, Weights
 from coterie.core.samples import Transform
 from coterie.core.tree import Live, Tree
 
 P = TypeVar("P")  # any tree of weights
+Objective = Callable[[Tree, Tree], tuple[Tensor, Tree]]  # weights, BatchNorm's statistics -> loss, new statistics
 
 TEST_BATCH = 128  # samples of one forward pass without training
 
@@ -31,6 +33,7 @@ class Batch(NamedTuple):
     sample: Tensor  # (B,) which samples of the client these are
     real: Tensor | None = None  # (B,) False where a sample is padding; None: all are real
     partial: bool = True  # whether a batch that is not full counts
+    alone: bool = False  # computed on its own, not side by side with other clients
 
     @property
     def active(self) -> Tensor | None:
@@ -57,6 +60,8 @@ class Data:
     classes: int
     transform: Transform
     real: Tensor | None = None  # (n,) False where a sample is padding; None: all are real
+    alone: bool = False  # computed on its own, not side by side with other clients
+    known: int | None = None  # how many are real, where all clients side by side have as many: no batch is padded then
 
     @property
     def samples(self) -> Tensor:
@@ -73,12 +78,20 @@ class Data:
             member = member * self.real[:, None]
         return member.sum(0).to(self.rate.dtype)
 
+    def mean(self, values: Tensor) -> Tensor:
+        """Over the real samples, of (n,) or (n, ...) values."""
+        if self.real is None:
+            return values.mean(0)
+        real = self.real.view(-1, *[1] * (values.ndim - 1))
+        return torch.where(real, values, 0.0).sum(0) / self.samples
+
     def batch(self, index: Tensor, epoch: int) -> Batch:
         """These samples as training sees them in this epoch."""
         x = self.x[index]
         if self.transform.crop or self.transform.flip:
             x = augment(x, order.bits(order.fold(self.key, order.AUGMENT, epoch), index), self.transform)
-        return Batch(x, self.y[index], index, None if self.real is None else self.real[index])
+        real = None if self.real is None else self.real[index]
+        return Batch(x, self.y[index], index, real, alone=self.alone)
 
     def of(self, z: Tensor) -> Data:
         """The same samples, known by their features (n, d)."""
@@ -86,10 +99,15 @@ class Data:
 
     def split(self, share: float) -> tuple[Data, Data]:
         """A random share of the samples, at least one, and the others. The same in every round only if the key is."""
-        n, size = len(self.y), (share * self.samples).floor().clamp_min(1)
-        rank = order.shuffle(order.fold(self.key, order.SPLIT), n, self.real).argsort()
-        real = torch.ones_like(self.y, dtype=torch.bool) if self.real is None else self.real
-        return replace(self, real=real & (rank < size)), replace(self, real=real & (rank >= size))
+        n, most = len(self.y), max(int(share * len(self.y)), 1)
+        shuffled = order.shuffle(order.fold(self.key, order.SPLIT), n, self.real)  # the real ones first
+        part = replace(self, x=self.x[shuffled[:most]], y=self.y[shuffled[:most]], known=None)
+        if self.real is None:
+            return part, replace(self, real=shuffled.argsort() >= most, known=n - most)
+        size = (share * self.samples.double()).floor().clamp_min(1)
+        rank = torch.arange(most, device=self.y.device)
+        others = self.real & (shuffled.argsort() >= size)
+        return replace(part, real=rank < size), replace(self, real=others, known=None)
 
     def batches(self, epoch: int, size: int) -> Iterator[Batch]:
         """All samples in their own order, `size` at a time."""
@@ -117,6 +135,25 @@ def features(model: Model, encoder: Tree, data: Data, epoch: int = 0) -> Tensor:
     """(n, d) features of all samples, as training sees them in this epoch."""
     with torch.no_grad():
         return torch.cat([model.features(encoder, batch.x) for batch in data.batches(epoch, TEST_BATCH)])
+
+
+def sample_losses(model: Model, weights: Weights, data: Data) -> Tensor:
+    """(n,) cross entropy of all samples as they are, not as training varies them."""
+    plain = replace(data, transform=Transform())
+    with torch.no_grad():
+        parts = [cross_entropy(model(weights, batch.x), batch.y) for batch in plain.batches(0, TEST_BATCH)]
+        return torch.cat(parts)
+
+
+def each(one: Callable[..., P], rows: tuple[Any, ...], data: Data) -> P:
+    """one(*row) for every row of trees with a leading axis, as of a client's several models; the results stacked.
+
+    They are computed as clients are: side by side, or one after the other where a client is computed alone.
+    """
+    if not data.alone:
+        return torch.func.vmap(one)(*rows)
+    count = len(tree.leaves(rows)[0])
+    return tree.stack([one(*tree.pick(rows, row)) for row in range(count)])
 
 
 @dataclass(frozen=True)
@@ -160,9 +197,9 @@ class Sgd:
 
     def batches(self, data: Data) -> Iterator[Batch]:
         """Shuffled batches of all epochs."""
-        n = len(data.y)
+        n = len(data.y) if data.known is None else data.known
         for epoch in range(self.epochs):
-            shuffled = order.shuffle(order.fold(data.key, order.SHUFFLE, epoch), n, data.real)
+            shuffled = order.shuffle(order.fold(data.key, order.SHUFFLE, epoch), len(data.y), data.real)[:n]
             for start in range(0, n - self.batch + 1 if self.drop_last else n, self.batch):
                 batch = data.batch(shuffled[start : start + self.batch], epoch)
                 yield batch._replace(partial=not self.drop_last)
@@ -174,7 +211,8 @@ class Sgd:
         flat = tree.flatten(params)
         weights = {n: t for n, t in flat.items() if not tree.is_statistic(n)}
         statistics = {n: t for n, t in flat.items() if tree.is_statistic(n)}
-        slope, written = torch.func.grad(objective(params, loss, batch), has_aux=True)(weights, statistics)
+        gradient = tape_gradient if batch.alone else functional_gradient
+        slope, written = gradient(objective(params, loss, batch), weights, statistics)
         moved, speed = self._descend(weights, momentum, slope, self.lr * rate)
         active = batch.active
         if active is not None:  # a step of padding changes nothing
@@ -199,9 +237,7 @@ class Sgd:
         return moved, speed
 
 
-def objective(
-    params: P, loss: Callable[[P, Batch], Tensor], batch: Batch
-) -> Callable[[Tree, Tree], tuple[Tensor, Tree]]:
+def objective(params: P, loss: Callable[[P, Batch], Tensor], batch: Batch) -> Objective:
     """The mean loss of the real samples of a batch, as a function of weights; beside it, BatchNorm's new statistics."""
 
     def mean_loss(weights: Tree, statistics: Tree) -> tuple[Tensor, Tree]:
@@ -210,3 +246,16 @@ def objective(
         return batch.mean(losses), written
 
     return mean_loss
+
+
+def functional_gradient(f: Objective, weights: Tree, statistics: Tree) -> tuple[Tree, Tree]:
+    return torch.func.grad(f, has_aux=True)(weights, statistics)  # type: ignore[no-any-return]
+
+
+def tape_gradient(f: Objective, weights: Tree, statistics: Tree) -> tuple[Tree, Tree]:
+    """The same by torch's tape, which is quicker but cannot be vmapped."""
+    with torch.enable_grad():
+        leaves = {n: t.detach().requires_grad_() for n, t in weights.items()}
+        value, written = f(leaves, statistics)
+        slopes = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True) if leaves else ()
+    return dict(zip(leaves, slopes, strict=True)), written

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -12,8 +15,30 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(logits, y, reduction="none")  # (B,)
 
 
+def balanced_cross_entropy(logits: Tensor, y: Tensor, counts: Tensor, strength: float = 1.0) -> Tensor:
+    """Of the balanced softmax, p_k ~ n_k exp(u_k), for class counts n (K,). A class without samples takes no part."""
+    prior = torch.where(counts > 0, counts.clamp_min(1).log(), -1e9)  # finite: a true -inf makes nan of a 0 beside it
+    return cross_entropy(logits + strength * prior, y)  # (B,)
+
+
 def squared_error(z: Tensor, target: Tensor) -> Tensor:
     return (z - target).square().mean(1)  # (B,), mean over the features
+
+
+def kl_divergence(logits: Tensor, teacher: Tensor) -> Tensor:
+    """(B,) KL(teacher || student) of what two predictors (B, K) say."""
+    told = F.log_softmax(teacher, 1)
+    return (told.exp() * (told - F.log_softmax(logits, 1))).sum(1)
+
+
+def attention_distance(maps: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
+    """(B,) Σ ||q - q'||² over maps (B, C, H, W) of two networks, q: where in an image there is how much energy."""
+    parts = [(_attention(a) - _attention(b)).square().sum(1) for a, b in zip(maps, teacher, strict=True)]
+    return sum(parts[1:], parts[0])
+
+
+def _attention(a: Tensor) -> Tensor:
+    return F.normalize(a.square().sum(1).flatten(1), dim=1)  # (B, H W)
 
 
 def squared_distance(weights: object, anchor: object) -> Tensor:

@@ -45,6 +45,29 @@ class Model:
     def logits(self, head: Tree, z: Tensor) -> Tensor:
         return _call(self.head, head, z)
 
+    def maps(self, encoder: Tree, x: Tensor) -> tuple[list[Tensor], Tensor]:
+        """What comes out of each block of a chain of layers, (B, C, H, W), and the features (B, d).
+
+        A block: a layer with convolutions, and those after it up to the next such layer.
+        """
+        if not isinstance(self.encoder, nn.Sequential):
+            raise CoterieError("the inner maps of this encoder cannot be told; it must be an nn.Sequential")
+        maps: list[Tensor] = []
+        _as_in_training(self.encoder, isinstance(encoder, Live))
+        z = self.normalise(x)
+        for name, layer in self.encoder._modules.items():  # named_children() skips an activation that is used twice
+            assert layer is not None
+            begins = any(isinstance(m, nn.Conv2d) for m in layer.modules())
+            own = {n.removeprefix(f"{name}."): t for n, t in encoder.items() if n.startswith(f"{name}.")}
+            z = functional_call(layer, own, (z,))
+            if begins:
+                maps.append(z)
+            elif maps and z.ndim == 4 and z.shape[2:].numel() > 1:  # a map of one pixel tells nothing
+                maps[-1] = z
+        if not maps:
+            raise CoterieError("this encoder has no convolutions, so there are no maps to compare")
+        return maps, z
+
     def normalise(self, x: Tensor) -> Tensor:
         x = x.movedim(1, -1)  # channels last, so that this order in memory survives, even with one channel
         pixels = x.to(self.mean.dtype) / 255 if x.dtype == torch.uint8 else x.to(self.mean.dtype)
@@ -78,11 +101,14 @@ class Model:
 
 
 def _call(module: nn.Module, weights: Tree, x: Tensor) -> Tensor:
-    training = isinstance(weights, Live)  # what is not under training is used as in testing
-    if module.training != training:
-        module.train(training)
+    _as_in_training(module, isinstance(weights, Live))  # what is not under training is used as in testing
     result: Tensor = functional_call(module, weights, (x,))
     return result
+
+
+def _as_in_training(module: nn.Module, training: bool) -> None:
+    if module.training != training:
+        module.train(training)
 
 
 def split_head(network: nn.Module, head: str | None = None) -> tuple[nn.Module, nn.Module]:
@@ -121,10 +147,11 @@ def make_model(
                 module.num_batches_tracked = None  # only for torch's cumulative average; not a weight
     start = Weights(_weights(encoder), _weights(top))
     transform = transform or Transform()
-    mean, std = torch.tensor(transform.mean), torch.tensor(transform.std)
+    dtype = next((t.dtype for part in start for t in part.values()), torch.get_default_dtype())
+    mean, std = (torch.tensor(values, dtype=dtype) for values in (transform.mean, transform.std))
     model = Model(encoder, top, start, 0, classes, mean, std)
     try:
-        z = model.features(start.encoder, torch.zeros(2, *shape))
+        z = model.features(start.encoder, torch.zeros(2, *shape, dtype=dtype))
         logits = model.logits(start.head, z)
     except RuntimeError as error:
         raise CoterieError(f"the model cannot take samples of shape {shape}: {error}") from None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,6 +30,12 @@ class Split:
     def ranges(self) -> list[slice]:
         """Where each client's samples are."""
         return [slice(start, start + size) for start, size in zip(self.starts, self.sizes, strict=False)]
+
+    def pick(self, clients: Sequence[int]) -> Split:
+        """These clients only, in this order."""
+        ranges = self.ranges()
+        x, y = (torch.cat([values[ranges[i]] for i in clients]) for values in (self.x, self.y))
+        return Split(x, y, tuple(self.sizes[i] for i in clients))
 
     def owners(self) -> Tensor:
         """(N,) the client each sample belongs to."""
@@ -60,11 +67,17 @@ class FederatedData:
     test: Split
     validation: Split | None = None
     transform: Transform = Transform()
+    class_names: tuple[str, ...] = ()
     partition: Any = None  # how the samples came to the clients, where that was our doing
 
     @property
     def clients(self) -> int:
         return len(self.train.sizes)
+
+    def pick(self, clients: Sequence[int]) -> FederatedData:
+        """These clients only, numbered anew."""
+        held_out = None if self.validation is None else self.validation.pick(clients)
+        return replace(self, train=self.train.pick(clients), test=self.test.pick(clients), validation=held_out)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -29,6 +29,11 @@ def is_statistic(name: str) -> bool:
     return name.rpartition(".")[2] in STATISTICS
 
 
+def live(weights: Tree) -> Live:
+    """Weights that act as under training without being trained; BatchNorm writes into a copy of its statistics."""
+    return Live({name: t.clone() if is_statistic(name) else t for name, t in weights.items()})
+
+
 def apply(f: Callable[..., Tensor], tree: T, *others: T) -> T:
     """f on the tensors that stand in the same place of each tree."""
     node: Any = tree
@@ -61,8 +66,16 @@ def flatten(tree: object) -> Tree:
     return dict(items(tree))
 
 
-def fill(tree: T, tensors: Tree, prefix: str = "", leaf: type[dict[str, Any]] = dict) -> T:
-    """The tree with its tensors replaced by those of the same dotted name. `leaf`: type of its dictionaries."""
+def trained(tree: object) -> Tree:
+    """What training moves, by dotted name: all tensors but BatchNorm's statistics."""
+    return {name: tensor for name, tensor in items(tree) if not is_statistic(name)}
+
+
+def fill(tree: T, tensors: Tree, prefix: str = "", leaf: type[dict[str, Any]] | None = dict) -> T:
+    """The tree with its tensors replaced by those of the same dotted name.
+
+    leaf: type of its dictionaries; None: as it is.
+    """
     node: Any = tree
     if isinstance(node, Tensor):
         return cast(T, tensors[prefix])
@@ -71,7 +84,7 @@ def fill(tree: T, tensors: Tree, prefix: str = "", leaf: type[dict[str, Any]] = 
         return fill(branch, tensors, f"{prefix}.{name}" if prefix else name, leaf)
 
     if isinstance(node, dict):
-        return cast(T, leaf({k: below(k, v) for k, v in node.items()}))
+        return cast(T, (leaf or type(node))({k: below(k, v) for k, v in node.items()}))
     if hasattr(node, "_fields"):
         return cast(T, type(node)(*(below(k, v) for k, v in zip(node._fields, node, strict=True))))
     return cast(T, tuple(below(str(i), v) for i, v in enumerate(node)))
@@ -109,6 +122,13 @@ def mix(trees: T, weights: Tensor) -> T:
 def average(trees: T, samples: Tensor) -> T:
     """Mean over the leading axis, weighted by samples (S,)."""
     return mix(trees, samples.double() / samples.double().sum())
+
+
+def blend(a: T, b: T, share: Tensor | float) -> T:
+    """share * a + (1 - share) * b, but BatchNorm's statistics as in a."""
+    there = flatten(b)
+    mixed = {n: t if is_statistic(n) else share * t + (1 - share) * there[n] for n, t in items(a)}
+    return fill(a, mixed, leaf=None)
 
 
 def where(condition: Tensor, yes: T, no: T) -> T:

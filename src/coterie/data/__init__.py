@@ -3,6 +3,7 @@
 from coterie.data.datasets import DATASETS, Dataset, load
 from coterie.data.gather import divide, federate
 from coterie.data.partition import Labels, Partition
+from coterie.data.picture import picture
 from coterie.data.scenarios import PARTITIONS
 from coterie.data.transforms import TRANSFORMS, transform
 
@@ -16,5 +17,6 @@ __all__ = [
     "divide",
     "federate",
     "load",
+    "picture",
     "transform",
 ]

@@ -50,6 +50,7 @@ def federate(dataset: Dataset, partition: Partition, validation: float = 0.0, se
         test=_gather(*at_test, partition.test, partition),
         validation=_gather(*at_train, held_out, partition) if validation else None,
         transform=dataset.transform,
+        class_names=dataset.classes,
         partition=partition,
     )
 

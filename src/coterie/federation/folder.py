@@ -15,19 +15,19 @@ from safetensors.torch import save_file
 
 from coterie.core import tree
 from coterie.core.errors import CoterieError
+from coterie.core.samples import FederatedData
 from coterie.federation.history import POINTS, Round, Summary
 from coterie.federation.result import Result
 
-MEASURES = [f"{prefix}{point}_{name}" for prefix in ("", "validation_") for point in POINTS for name in Summary._fields]
 PHASES = ("send", "train", "receive", "evaluate", "finish")
-COLUMNS = ["round", "participants", "left_out", "bytes_up", "bytes_down", *(f"seconds_{p}" for p in PHASES), *MEASURES]
+COLUMNS = ["round", "participants", "left_out", "bytes_up", "bytes_down", *(f"seconds_{phase}" for phase in PHASES)]
 CLIENT_COLUMNS = ["round", "client", "point", "split", "correct", "total", "accuracy", "loss"]
 
 
 class Folder:
     """Written as the run goes: metrics after every round, models at the end."""
 
-    def __init__(self, path: str | Path, config: dict[str, Any], partition: Any = None) -> None:
+    def __init__(self, path: str | Path, config: dict[str, Any], data: FederatedData, newcomers: bool = False) -> None:
         self.path = Path(path)
         try:
             self.path.mkdir(parents=True)
@@ -36,9 +36,13 @@ class Folder:
         except OSError as error:
             raise CoterieError(f"cannot make the folder {self.path}: {error.strerror}") from None
         self.write("config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
-        if partition is not None:
-            partition.save(self.path / "partition.npz")
-        self._rows("metrics.csv", [COLUMNS], "w")
+        if data.partition is not None:
+            data.partition.save(self.path / "partition.npz")
+        prefixes = [""] if data.validation is None else ["", "validation_"]
+        points = [point for point in POINTS if newcomers or not point.startswith("new_")]
+        measured = [f"{prefix}{point}_{name}" for prefix in prefixes for point in points for name in Summary._fields]
+        self.columns = COLUMNS + measured
+        self._rows("metrics.csv", [self.columns], "w")
         self._rows("clients.csv", [CLIENT_COLUMNS], "w")
         self.log = logging.FileHandler(self.path / "log.txt", encoding="utf-8")
         self.log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -52,7 +56,7 @@ class Folder:
 
     def add(self, record: Round) -> None:
         row = measures(record)
-        self._rows("metrics.csv", [[row.get(column, "") for column in COLUMNS]], "a")
+        self._rows("metrics.csv", [[row.get(column, "") for column in self.columns]], "a")
         self._rows("clients.csv", client_rows(record), "a")
 
     def close(self, result: Result | None = None) -> None:

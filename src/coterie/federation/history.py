@@ -17,6 +17,9 @@ POINTS = {
     "post": "personal model after local training",
     "finished": "personal model after the final step of the method",
     "global": "the server's model",
+    "new_pre": "clients that were not in training, with what the server gives them",
+    "new_post": "the same after local training",
+    "new_global": "the server's model on clients that were not in training",
 }
 
 

@@ -37,6 +37,9 @@ class Settings:
     lr_steps: tuple[tuple[int, float], ...] = field(
         default=(), metadata={"help": "factors on the learning rate from a round on, as 50:0.2,75:0.02"}
     )
+    new_clients: float = field(
+        default=0.0, metadata={"help": "share of clients that do not train, and are met at the end"}
+    )
     evaluate_every: int = field(
         default=1, metadata={"help": "rounds between measurements; the last is always measured"}
     )
@@ -47,6 +50,8 @@ class Settings:
             raise CoterieError(f"rounds must be at least 1, not {self.rounds}")
         if not 0 < self.join_ratio <= 1:
             raise CoterieError(f"the join ratio must be above 0 and at most 1, not {self.join_ratio}")
+        if not 0 <= self.new_clients < 1:
+            raise CoterieError(f"the share of new clients must be at least 0 and below 1, not {self.new_clients}")
         if self.evaluate_every < 1:
             raise CoterieError(f"rounds between measurements must be at least 1, not {self.evaluate_every}")
 

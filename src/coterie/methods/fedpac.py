@@ -5,6 +5,8 @@ As in the authors' code: statistics for the head weights come from the encoder a
 trained one; features are not centred; no alignment in round 0.
 Other than their code: quadratic programs are exact in float64 and never fall back to the own head; a class that
 no participant has keeps its prototype; the head is trained on the features that the statistics are taken from.
+For concept shift the paper speaks of a slight modification only; ours is `personal_prototypes`: each client's are
+averaged with its own head weights, so that those to whom a label means something else do not count.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from coterie.core.tree import Tree
 class Server(NamedTuple):
     encoder: Tree
     heads: Tree  # of all m clients, the combined ones
-    prototypes: Tensor  # (K, d) c; a row of zeros: not seen yet
+    prototypes: Tensor  # (K, d) c, or personal ones (m, K, d); a row of zeros: not seen yet
     head_weights: Tensor  # (S, S) α of the last round, row i = client i
 
 
@@ -40,7 +42,7 @@ class State(NamedTuple):
 class Down(NamedTuple):
     encoder: Tree
     head: Tree  # φ~_i
-    prototypes: Tensor  # (K, d) c
+    prototypes: Tensor  # (K, d) c, or c_i
 
 
 class Up(NamedTuple):
@@ -59,20 +61,26 @@ class FedPAC(Method[Server, State, Down, Up]):
     head_epochs: int = field(default=1, metadata={"help": "epochs of the head, before the encoder's"})
     head_lr: float = field(default=0.1, metadata={"help": "learning rate of the head (η_g)"})
     cut: float = field(default=1e-3, metadata={"help": "head weights up to this are set to zero (ε)"})
+    personal_prototypes: bool = field(
+        default=False, metadata={"help": "prototypes of each client by its own head weights, against concept shift"}
+    )
 
     title: ClassVar[str] = "FedPAC"
     results: ClassVar[dict[str, str]] = {"FedPAC": "pre"}
 
     def server_init(self, model: Model, census: Census) -> Server:
         heads = tree.apply(lambda t: t.expand(len(census.samples), *t.shape).clone(), model.start.head)
-        prototypes = model.mean.new_zeros(model.classes, model.dim)
+        clients = (len(census.samples),) if self.personal_prototypes else ()
+        prototypes = model.mean.new_zeros(*clients, model.classes, model.dim)
         return Server(model.start.encoder, heads, prototypes, torch.zeros(0, 0, dtype=torch.float64))
 
     def server_send(self, server: Server, client: Tensor) -> Down:
-        return Down(server.encoder, tree.pick(server.heads, client), server.prototypes)
+        prototypes = server.prototypes[client] if self.personal_prototypes else server.prototypes
+        return Down(server.encoder, tree.pick(server.heads, client), prototypes)
 
     def server_greet(self, server: Server) -> Down:
-        return Down(server.encoder, tree.apply(lambda t: t.mean(0), server.heads), server.prototypes)
+        prototypes = torch.zeros_like(server.prototypes[0]) if self.personal_prototypes else server.prototypes
+        return Down(server.encoder, tree.apply(lambda t: t.mean(0), server.heads), prototypes)
 
     def client_init(self, model: Model, data: Data, welcome: Tree) -> State:
         return State(self.train.start(model.start.head), self.train.start(model.start.encoder))
@@ -108,8 +116,14 @@ class FedPAC(Method[Server, State, Down, Up]):
 
     def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
         encoder = tree.average(ups.encoder, ups.counts.sum(1))
-        prototypes = merge_means(ups.prototypes, ups.counts, server.prototypes)
         weights = self.head_weights(ups)  # (S, S)
+        if self.personal_prototypes:  # c_ik = Σ_j α_ij n_jk ĉ_jk / Σ_j α_ij n_jk; zero where all of these have no k
+            counts = weights.to(ups.counts.dtype)[:, :, None] * ups.counts  # (S, S, K)
+            nothing = torch.zeros_like(ups.prototypes[0])
+            own = torch.func.vmap(lambda shares: merge_means(ups.prototypes, shares, nothing))(counts)
+            prototypes = tree.put(server.prototypes, clients, own)
+        else:
+            prototypes = merge_means(ups.prototypes, ups.counts, server.prototypes)
         heads = tree.put(server.heads, clients, tree.mix(ups.head, weights))
         return Server(encoder, heads, prototypes, weights)
 

@@ -1,6 +1,7 @@
 """The encoder is shared, every client keeps its own head; both are trained together.
 
 Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with Personalization Layers, 2019.
+Without `keep_head` it is what FedCRC's comparison seems to have run: the trained heads are thrown away.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Up(NamedTuple):
 
 @dataclass(frozen=True)
 class FedPer(Method[Server, State, Down, Up]):
+    keep_head: bool = field(default=True, metadata={"help": "heads are kept; if not, they start anew every round"})
     average_heads: bool = field(default=False, metadata={"help": "also send heads, for a global model to test"})
 
     title: ClassVar[str] = "FedPer"
@@ -60,7 +62,8 @@ class FedPer(Method[Server, State, Down, Up]):
             data,
             state.momentum,
         )
-        return State(head, momentum), Up(encoder, head if self.average_heads else {}, data.samples)
+        kept = head if self.keep_head else model.start.head
+        return State(kept, momentum), Up(encoder, head if self.average_heads else {}, data.samples)
 
     def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
         head = average(ups.head, ups.samples) if self.average_heads else server.head

@@ -1,0 +1,107 @@
+"""The personal model is a mixture, weight by weight, of an own model and the shared one; both are trained together.
+
+Deng, Kamani, Mahdavi: Adaptive Personalized Federated Learning, 2020 (arXiv 2003.13461).
+The share of the own model is one fixed number, as in FedPAC's comparison; `adaptive` learns it as the paper does.
+The own model keeps the BatchNorm statistics of the mixture: no other statistics fit it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from coterie.core.errors import CoterieError
+from coterie.core.local import Batch, Data
+from coterie.core.losses import cross_entropy
+from coterie.core.method import Census, Method
+from coterie.core.model import Model, Weights
+from coterie.core.tree import Tree, average, blend
+
+
+class Server(NamedTuple):
+    weights: Weights
+
+
+class State(NamedTuple):
+    weights: Weights  # v_i, the own model
+    share: Tensor  # () α_i, of the own model in the mixture
+    momentum: Tree
+    shared_momentum: Tree
+
+
+class Down(NamedTuple):
+    weights: Weights
+
+
+class Up(NamedTuple):
+    weights: Weights  # the shared model as trained
+    samples: Tensor  # () n_i
+
+
+class Own(NamedTuple):
+    """What belongs to a client."""
+
+    weights: Weights
+    share: Tensor
+
+
+@dataclass(frozen=True)
+class APFL(Method[Server, State, Down, Up]):
+    share: float = field(
+        default=0.25, metadata={"help": "share of the own model in the mixture (α); at first, if adaptive"}
+    )
+    adaptive: bool = field(default=False, metadata={"help": "learn the share"})
+
+    title: ClassVar[str] = "APFL"
+    results: ClassVar[dict[str, str]] = {"APFL": "post"}
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise CoterieError(f"the share of the own model must be between 0 and 1, not {self.share}")
+
+    def server_init(self, model: Model, census: Census) -> Server:
+        return Server(model.start)
+
+    def server_send(self, server: Server, client: Tensor) -> Down:
+        return Down(server.weights)
+
+    def client_init(self, model: Model, data: Data, welcome: Tree) -> State:
+        momentum = self.train.start(model.start)
+        return State(model.start, model.mean.new_full((), self.share), momentum, momentum)
+
+    def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
+        def loss(w: Weights, batch: Batch) -> Tensor:
+            return cross_entropy(model(w, batch.x), batch.y)
+
+        def own_step(own: Own, shared: Weights, batch: Batch, momentum: Tree) -> tuple[Own, Tree]:
+            def mixture_loss(own: Own, batch: Batch) -> Tensor:
+                return loss(blend(own.weights, shared, own.share), batch)
+
+            weights, momentum = self.train.step(
+                own.weights, lambda v, batch: mixture_loss(Own(v, own.share), batch), batch, data.rate, momentum
+            )
+            if not self.adaptive:
+                return Own(weights, own.share), momentum
+            moved, _ = plain.step(own, mixture_loss, batch, data.rate, {})  # α - η <v - w, ∇f(mixture)>
+            return Own(weights, moved.share.clamp(0, 1)), momentum
+
+        plain = self.train.but(momentum=0.0, weight_decay=0.0, clip=0.0)
+        shared, shared_momentum = down.weights, state.shared_momentum
+        own, momentum = Own(state.weights, state.share), state.momentum
+        for batch in self.train.batches(data):
+            shared, shared_momentum = self.train.step(shared, loss, batch, data.rate, shared_momentum)
+            own, momentum = own_step(own, shared, batch, momentum)
+        if not self.train.keep:
+            momentum, shared_momentum = {}, {}
+        return State(*own, momentum, shared_momentum), Up(shared, data.samples)
+
+    def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
+        return Server(average(ups.weights, ups.samples))
+
+    def client_predict(self, model: Model, state: State, down: Down, x: Tensor) -> Tensor:
+        return model(blend(state.weights, down.weights, state.share), x)
+
+    def server_predict(self, model: Model, server: Server, x: Tensor) -> Tensor:
+        return model(server.weights, x)

@@ -1,0 +1,100 @@
+"""Only the encoder is trained, under a head that stays as it was drawn; each client fine-tunes at the end.
+
+Oh, Kim, Yun: FedBABU: Toward Enhanced Representation for Federated Image Classification, ICLR 2022.
+Fine-tuning as in FedPAC's comparison: the whole model, as many epochs as a round has (FedReG: the head, 10 epochs).
+The head that stays is not frozen by a learning rate of zero but not trained at all: weight decay cannot reach it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from coterie.core.errors import unknown
+from coterie.core.local import Data
+from coterie.core.losses import cross_entropy
+from coterie.core.method import Census, Method
+from coterie.core.model import Model, Weights
+from coterie.core.tree import Tree, average
+
+PARTS = ("full", "head", "none")
+
+
+class Server(NamedTuple):
+    encoder: Tree
+
+
+class State(NamedTuple):
+    momentum: Tree
+    tuned: Weights | tuple[()]  # after the last round: the fine-tuned model
+
+
+class Down(NamedTuple):
+    encoder: Tree
+
+
+class Up(NamedTuple):
+    encoder: Tree
+    samples: Tensor  # () n_i
+
+
+@dataclass(frozen=True)
+class FedBABU(Method[Server, State, Down, Up]):
+    finetune: str = field(default="full", metadata={"help": "what clients fine-tune at the end: full, head or none"})
+    finetune_epochs: int | None = field(
+        default=None, metadata={"help": "epochs of fine-tuning; local epochs if not set"}
+    )
+
+    title: ClassVar[str] = "FedBABU"
+    results: ClassVar[dict[str, str]] = {"FedBABU": "finished"}
+    personal_is_global: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.finetune not in PARTS:
+            raise unknown("part to fine-tune", self.finetune, PARTS)
+
+    def server_init(self, model: Model, census: Census) -> Server:
+        return Server(model.start.encoder)
+
+    def server_send(self, server: Server, client: Tensor) -> Down:
+        return Down(server.encoder)
+
+    def client_init(self, model: Model, data: Data, welcome: Tree) -> State:
+        return State(self.train.start(model.start.encoder), tuned=())
+
+    def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
+        head = model.start.head  # φ_0
+        encoder, momentum = self.train(
+            down.encoder,
+            lambda encoder, batch: cross_entropy(model(Weights(encoder, head), batch.x), batch.y),
+            data,
+            state.momentum,
+        )
+        return State(momentum, tuned=()), Up(encoder, data.samples)
+
+    def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
+        return Server(average(ups.encoder, ups.samples))
+
+    def client_finish(self, model: Model, state: State, down: Down, data: Data) -> State:
+        train = self.train if self.finetune_epochs is None else self.train.but(epochs=self.finetune_epochs)
+        received = Weights(down.encoder, model.start.head)
+        if self.finetune == "none":
+            return state
+        if self.finetune == "full":
+            tuned, _ = train(received, lambda w, batch: cross_entropy(model(w, batch.x), batch.y), data, {})
+            return State(state.momentum, tuned)
+        head, _ = train(
+            received.head,
+            lambda head, batch: cross_entropy(model(Weights(down.encoder, head), batch.x), batch.y),
+            data,
+            {},
+        )
+        return State(state.momentum, Weights(down.encoder, head))
+
+    def client_predict(self, model: Model, state: State, down: Down, x: Tensor) -> Tensor:
+        return model(state.tuned or Weights(down.encoder, model.start.head), x)
+
+    def server_predict(self, model: Model, server: Server, x: Tensor) -> Tensor:
+        return model(Weights(server.encoder, model.start.head), x)

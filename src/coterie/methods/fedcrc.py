@@ -1,0 +1,103 @@
+"""A steady shared head teaches the encoder; then each client trains its own head, which guides the shared one.
+
+Wang, Xie, Yu, Qu, Zhang, Cao: Federated Learning with Common Representation Learning Criterion and Personalized
+Predictor, 2023. One run gives both: FedCRC is the global model, FedCRC-Per the personal ones.
+Not stated there: the epochs of the two heads (here those of a round), and the weight of the guide (here 1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from coterie.core import tree
+from coterie.core.local import Batch, Data, Sgd
+from coterie.core.losses import cross_entropy, kl_divergence
+from coterie.core.method import Census, Method
+from coterie.core.model import Model, Weights
+from coterie.core.tree import Tree
+
+
+class Server(NamedTuple):
+    encoder: Tree  # f
+    head: Tree  # h_g
+
+
+class State(NamedTuple):
+    head: Tree  # h_i, the local predictor; never leaves the client
+    encoder_momentum: Tree
+    head_momentum: Tree
+    shared_momentum: Tree
+
+
+class Down(NamedTuple):
+    encoder: Tree
+    head: Tree  # h_g
+
+
+class Up(NamedTuple):
+    encoder: Tree
+    head: Tree  # h_g as trained by this client
+    samples: Tensor  # () n_i
+
+
+@dataclass(frozen=True)
+class FedCRC(Method[Server, State, Down, Up]):
+    inertia: float = field(default=0.99, metadata={"help": "share of the shared head that stays in a round (τ)"})
+    encoder_epochs: int | None = field(
+        default=None, metadata={"help": "epochs of the encoder; local epochs if not set (e_f)"}
+    )
+    personal_epochs: int | None = field(
+        default=None, metadata={"help": "epochs of the own head; local epochs if not set (e_p)"}
+    )
+    shared_epochs: int | None = field(
+        default=None, metadata={"help": "epochs of the shared head; local epochs if not set (e_g)"}
+    )
+
+    title: ClassVar[str] = "FedCRC"
+    results: ClassVar[dict[str, str]] = {"FedCRC": "global", "FedCRC-Per": "pre"}
+
+    def server_init(self, model: Model, census: Census) -> Server:
+        return Server(*model.start)
+
+    def server_send(self, server: Server, client: Tensor) -> Down:
+        return Down(server.encoder, server.head)
+
+    def client_init(self, model: Model, data: Data, welcome: Tree) -> State:
+        head_momentum = self.train.start(model.start.head)
+        return State(model.start.head, self.train.start(model.start.encoder), head_momentum, head_momentum)
+
+    def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
+        def encoder_loss(encoder: Tree, batch: Batch) -> Tensor:
+            return cross_entropy(model(Weights(encoder, down.head), batch.x), batch.y)  # eq. (4)
+
+        def personal_loss(head: Tree, batch: Batch) -> Tensor:
+            return cross_entropy(model(Weights(encoder, head), batch.x), batch.y)  # eq. (5)
+
+        def shared_loss(head: Tree, batch: Batch) -> Tensor:
+            z = model.features(encoder, batch.x)
+            logits, guide = model.logits(head, z), model.logits(own, z)
+            return cross_entropy(logits, batch.y) + kl_divergence(logits, guide)  # eq. (7)
+
+        encoder, encoder_momentum = self.during(self.encoder_epochs)(
+            down.encoder, encoder_loss, data, state.encoder_momentum
+        )
+        own, head_momentum = self.during(self.personal_epochs)(state.head, personal_loss, data, state.head_momentum)
+        shared, shared_momentum = self.during(self.shared_epochs)(down.head, shared_loss, data, state.shared_momentum)
+        return State(own, encoder_momentum, head_momentum, shared_momentum), Up(encoder, shared, data.samples)
+
+    def during(self, epochs: int | None) -> Sgd:
+        return self.train if epochs is None else self.train.but(epochs=epochs)
+
+    def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
+        head = tree.average(ups.head, ups.samples)  # eq. (8)
+        steady = tree.apply(lambda old, new: self.inertia * old + (1 - self.inertia) * new, server.head, head)  # (9)
+        return Server(tree.average(ups.encoder, ups.samples), steady)
+
+    def client_predict(self, model: Model, state: State, down: Down, x: Tensor) -> Tensor:
+        return model(Weights(down.encoder, state.head), x)
+
+    def server_predict(self, model: Model, server: Server, x: Tensor) -> Tensor:
+        return model(Weights(*server), x)

@@ -1,0 +1,122 @@
+"""Every client adds to its loss a term that changes from round to round, so that the optima of the clients meet in the
+optimum of all.
+
+Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama: Federated Learning Based on Dynamic Regularization, ICLR 2021.
+As in the authors' code: the term is weaker for clients with more samples, and gradients are clipped.
+Other than their code: all of the term is clipped; there, its part α θ is added afterwards as weight decay.
+The model that is broadcast is the one tested; the authors test the mean of the participants' models (`test_mean`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from coterie.core import tree
+from coterie.core.errors import unknown
+from coterie.core.local import Batch, Data
+from coterie.core.losses import cross_entropy, inner_product, squared_distance
+from coterie.core.method import Census, Method
+from coterie.core.model import Model, Weights
+from coterie.core.tree import Tree
+
+NORMS = ("squared", "unsquared")
+
+
+class Server(NamedTuple):
+    mean: Weights  # of the participants' models in the last round
+    drift: Tree  # (1/m) Σ_j g_j over all clients, as all that is trained; in the paper -h/α
+    samples: Tensor  # (m,) n_i of all clients
+
+
+class State(NamedTuple):
+    drift: Tree  # g_i: the sum of all its moves; in the paper -∇L_i/α
+    pull: Tensor  # () α_i
+    momentum: Tree
+
+
+class Down(NamedTuple):
+    weights: Weights  # w^t
+
+
+class Up(NamedTuple):
+    weights: Weights  # θ_i
+
+
+@dataclass(frozen=True)
+class FedDyn(Method[Server, State, Down, Up]):
+    pull: float = field(default=0.01, metadata={"help": "strength of the dynamic regulariser (α)"})
+    largest_gradient: float = field(
+        default=10.0, metadata={"help": "gradients are clipped to this norm, unless local training has its own"}
+    )
+    norm: str = field(
+        default="squared",
+        metadata={"help": "distance to the model received: squared, or unsquared as in some libraries"},
+    )
+    test_mean: bool = field(
+        default=False, metadata={"help": "as the global model, test the mean of the participants' models"}
+    )
+
+    title: ClassVar[str] = "FedDyn"
+    results: ClassVar[dict[str, str]] = {"FedDyn": "pre"}
+
+    def __post_init__(self) -> None:
+        if self.norm not in NORMS:
+            raise unknown("norm", self.norm, NORMS)
+
+    def server_init(self, model: Model, census: Census) -> Server:
+        drift = tree.apply(torch.zeros_like, tree.trained(model.start))
+        return Server(model.start, drift, model.mean.new_tensor(census.samples.tolist()))
+
+    def server_welcome(self, server: Server) -> Tree:
+        return {"mean_samples": server.samples.mean()}
+
+    def server_send(self, server: Server, client: Tensor) -> Down:
+        return Down(broadcast(server))
+
+    def client_init(self, model: Model, data: Data, welcome: Tree) -> State:
+        pull = self.pull * welcome["mean_samples"] / data.samples
+        drift = tree.apply(torch.zeros_like, tree.trained(model.start))
+        return State(drift, pull, self.train.start(model.start))
+
+    def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
+        def loss(w: Weights, batch: Batch) -> Tensor:  # its gradient: that of the task + α_i (θ - w^t + g_i)
+            task = cross_entropy(model(w, batch.x), batch.y)
+            return task + state.pull * (self.penalty(w, down.weights) + inner_product(w, state.drift))  # eq. (1)
+
+        clipped = self.train.but(clip=self.train.clip or self.largest_gradient)
+        weights, momentum = clipped(down.weights, loss, data, state.momentum)
+        moved = tree.apply(torch.sub, tree.trained(weights), tree.trained(down.weights))
+        return State(tree.apply(torch.add, state.drift, moved), state.pull, momentum), Up(weights)
+
+    def penalty(self, weights: Weights, received: Weights) -> Tensor:
+        squared = squared_distance(weights, received)
+        if self.norm == "squared":
+            return squared / 2
+        return squared.clamp_min(1e-30).sqrt() / 2  # the bound: no slope at the start, where there is none
+
+    def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
+        mean = tree.apply(lambda t: t.mean(0), ups.weights)
+        everyone = len(server.samples)  # m: those who did not take part keep their g_j
+        drift = tree.apply(
+            lambda g, w, trained: g + (trained - w).sum(0) / everyone,
+            server.drift,
+            tree.trained(broadcast(server)),
+            tree.trained(ups.weights),
+        )
+        return Server(mean, drift, server.samples)
+
+    def client_predict(self, model: Model, state: State, down: Down, x: Tensor) -> Tensor:
+        return model(down.weights, x)
+
+    def server_predict(self, model: Model, server: Server, x: Tensor) -> Tensor:
+        return model(server.mean if self.test_mean else broadcast(server), x)
+
+
+def broadcast(server: Server) -> Weights:
+    """w = the mean of the participants' models, plus what all clients lean to."""
+    shifted = tree.apply(torch.add, tree.trained(server.mean), server.drift)
+    return tree.fill(server.mean, tree.flatten(server.mean) | shifted)

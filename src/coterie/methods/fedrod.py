@@ -1,0 +1,86 @@
+"""One encoder, two heads: a shared one for balanced classes, and a personal one that adds what a client is used to.
+
+Chen, Chao: On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022; with the
+linear personal head. Classes that a client lacks are left out of its balanced softmax.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from coterie.core.local import Batch, Data
+from coterie.core.losses import balanced_cross_entropy, cross_entropy
+from coterie.core.method import Census, Method
+from coterie.core.model import Model, Weights
+from coterie.core.tree import Tree, average
+
+
+class Server(NamedTuple):
+    weights: Weights
+
+
+class State(NamedTuple):
+    head: Tree  # φ_P, the personal head
+    momentum: Tree  # of everything, shared and personal
+
+
+class Down(NamedTuple):
+    weights: Weights  # θ and φ_G, the shared head
+
+
+class Up(NamedTuple):
+    weights: Weights
+    samples: Tensor  # () n_i
+
+
+class Parts(NamedTuple):
+    """What a client trains."""
+
+    weights: Weights
+    head: Tree
+
+
+@dataclass(frozen=True)
+class FedRoD(Method[Server, State, Down, Up]):
+    balance: float = field(
+        default=1.0, metadata={"help": "strength of the class prior in the shared head's loss (γ); 0: plain"}
+    )
+
+    title: ClassVar[str] = "Fed-RoD"
+    results: ClassVar[dict[str, str]] = {"Fed-RoD": "pre"}
+
+    def server_init(self, model: Model, census: Census) -> Server:
+        return Server(model.start)
+
+    def server_send(self, server: Server, client: Tensor) -> Down:
+        return Down(server.weights)
+
+    def client_init(self, model: Model, data: Data, welcome: Tree) -> State:
+        head = model.start.head
+        return State(head, self.train.start(Parts(model.start, head)))
+
+    def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
+        counts = data.counts  # (K,)
+
+        def loss(parts: Parts, batch: Batch) -> Tensor:
+            z = model.features(parts.weights.encoder, batch.x)
+            shared = model.logits(parts.weights.head, z)
+            generic = balanced_cross_entropy(shared, batch.y, counts, self.balance)  # moves θ and φ_G
+            both = shared.detach() + model.logits(parts.head, z.detach())
+            return generic + cross_entropy(both, batch.y)  # moves φ_P only, so one SGD serves as two
+
+        parts, momentum = self.train(Parts(down.weights, state.head), loss, data, state.momentum)
+        return State(parts.head, momentum), Up(parts.weights, data.samples)
+
+    def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
+        return Server(average(ups.weights, ups.samples))
+
+    def client_predict(self, model: Model, state: State, down: Down, x: Tensor) -> Tensor:
+        z = model.features(down.weights.encoder, x)
+        return model.logits(down.weights.head, z) + model.logits(state.head, z)
+
+    def server_predict(self, model: Model, server: Server, x: Tensor) -> Tensor:
+        return model(server.weights, x)

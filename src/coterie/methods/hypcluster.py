@@ -1,0 +1,105 @@
+"""The server keeps k models; every client trains the one that fits its data best, and those who chose alike average.
+
+Mansour, Mohri, Ro, Suresh: Three Approaches for Personalization with Applications to Federated Learning, 2020.
+The same as IFCA (Ghosh, Chung, Yin, Ramchandran, NeurIPS 2020) with model averaging.
+The first model is the common start, the others are drawn independently: equal ones would stay one cluster.
+A client chooses by the mean loss of its training samples, without augmentation: when it joins, among the models of
+that moment; before every training; and when the last round is over. That last choice, among the final models, is
+what counts (`finished`). In between (`pre`) a client keeps to the model that it chose last.
+Kept momentum is the client's, whichever model it trains.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from coterie.core import tree
+from coterie.core.errors import CoterieError
+from coterie.core.initial import networks
+from coterie.core.local import Data, each, sample_losses
+from coterie.core.losses import cross_entropy
+from coterie.core.method import Census, Method
+from coterie.core.model import Model, Weights
+from coterie.core.tree import Tree
+
+
+class Server(NamedTuple):
+    models: Weights  # (k, ...)
+
+
+class State(NamedTuple):
+    cluster: Tensor  # () j*, the last choice
+    momentum: Tree
+
+
+class Down(NamedTuple):
+    models: Weights  # (k, ...)
+    weights: Weights | tuple[()] = ()  # never sent; where the model a client trained is tested
+
+
+class Up(NamedTuple):
+    cluster: Tensor  # () j*
+    weights: Weights
+    samples: Tensor  # () n_i
+
+
+@dataclass(frozen=True)
+class HypCluster(Method[Server, State, Down, Up]):
+    clusters: int = field(default=5, metadata={"help": "models that the server keeps (k)"})
+
+    title: ClassVar[str] = "HypCluster"
+    results: ClassVar[dict[str, str]] = {"HypCluster": "finished"}
+
+    def __post_init__(self) -> None:
+        if self.clusters < 1:
+            raise CoterieError(f"clusters must be at least 1, not {self.clusters}")
+
+    def server_init(self, model: Model, census: Census) -> Server:
+        return Server(networks(model, self.clusters))
+
+    def server_welcome(self, server: Server) -> Tree:
+        return tree.flatten(server.models)
+
+    def server_send(self, server: Server, client: Tensor) -> Down:
+        return Down(server.models)
+
+    def client_init(self, model: Model, data: Data, welcome: Tree) -> State:
+        models = tree.fill(model.start, welcome)  # (k, ...)
+        return State(self.choice(model, models, data), self.train.start(model.start))
+
+    def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
+        cluster = self.choice(model, down.models, data)
+        weights, momentum = self.train(
+            tree.pick(down.models, cluster.long()),
+            lambda w, batch: cross_entropy(model(w, batch.x), batch.y),
+            data,
+            state.momentum,
+        )
+        return State(cluster, momentum), Up(cluster, weights, data.samples)
+
+    def choice(self, model: Model, models: Weights, data: Data) -> Tensor:
+        """() j*: which of the models has the smallest mean loss on the client's training samples."""
+        losses = each(lambda w: data.mean(sample_losses(model, w, data)), (models,), data)  # (k,)
+        return losses.argmin().to(torch.int32)
+
+    def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
+        member = F.one_hot(ups.cluster.long(), self.clusters).double()  # (S, k)
+        mass = (member * ups.samples.double()[:, None]).T  # (k, S)
+        total = mass.sum(1)  # (k,)
+        means = tree.mix(ups.weights, mass / total.clamp_min(1)[:, None])  # (k, ...)
+
+        def renew(mean: Tensor, old: Tensor) -> Tensor:
+            return torch.where(total.view(-1, *[1] * (old.ndim - 1)) > 0, mean, old)
+
+        return Server(tree.apply(renew, means, server.models))
+
+    def client_finish(self, model: Model, state: State, down: Down, data: Data) -> State:
+        return state._replace(cluster=self.choice(model, down.models, data))
+
+    def client_predict(self, model: Model, state: State, down: Down, x: Tensor) -> Tensor:
+        return model(down.weights or tree.pick(down.models, state.cluster.long()), x)

@@ -1,0 +1,68 @@
+"""Every client keeps its own encoder, the head is shared: the mirror image of FedPer.
+
+Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency: Think Locally, Act Globally: Federated Learning
+with Local and Global Representations, 2020.
+As in FedPAC's comparison: it starts from scratch (the authors: from a model that FedAvg trained), and heads are
+averaged by samples (the authors: all alike).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from coterie.core.local import Data
+from coterie.core.losses import cross_entropy
+from coterie.core.method import Census, Method
+from coterie.core.model import Model, Weights
+from coterie.core.tree import Tree, average
+
+
+class Server(NamedTuple):
+    head: Tree
+
+
+class State(NamedTuple):
+    encoder: Tree
+    momentum: Tree  # of encoder and head
+
+
+class Down(NamedTuple):
+    head: Tree
+
+
+class Up(NamedTuple):
+    head: Tree
+    samples: Tensor  # () n_i
+
+
+@dataclass(frozen=True)
+class LGFedAvg(Method[Server, State, Down, Up]):
+    title: ClassVar[str] = "LG-FedAvg"
+    results: ClassVar[dict[str, str]] = {"LG-FedAvg": "pre"}
+
+    def server_init(self, model: Model, census: Census) -> Server:
+        return Server(model.start.head)
+
+    def server_send(self, server: Server, client: Tensor) -> Down:
+        return Down(server.head)
+
+    def client_init(self, model: Model, data: Data, welcome: Tree) -> State:
+        return State(model.start.encoder, self.train.start(model.start))
+
+    def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
+        (encoder, head), momentum = self.train(
+            Weights(state.encoder, down.head),
+            lambda w, batch: cross_entropy(model(w, batch.x), batch.y),
+            data,
+            state.momentum,
+        )
+        return State(encoder, momentum), Up(head, data.samples)
+
+    def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
+        return Server(average(ups.head, ups.samples))
+
+    def client_predict(self, model: Model, state: State, down: Down, x: Tensor) -> Tensor:
+        return model(Weights(state.encoder, down.head), x)

@@ -1,0 +1,154 @@
+"""A hypernetwork on the server makes every client's model from the client's embedding.
+
+Shamsian, Navon, Fetaya, Chechik: Personalized Federated Learning using Hypernetworks, ICML 2021.
+The authors serve one client in a round. Here all participants get their model first; then the server takes one
+step for each, one after the other, by the gradient at the hypernetwork that the step before left.
+A step moves the embedding of its client only (the authors' table also decays those of all others).
+What travels up is the trained model: the server knows what it sent, so Δ_i = sent - trained is the server's to take.
+BatchNorm's running statistics are not made by the hypernetwork but averaged.
+FedPAC's comparison (ICLR 2023) is taken to test models after local training; the authors test them as made (`pre`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from coterie.core import tree
+from coterie.core.initial import generator, linear, normal
+from coterie.core.local import Data, Sgd
+from coterie.core.losses import cross_entropy
+from coterie.core.method import Census, Method
+from coterie.core.model import Model, Weights
+from coterie.core.tree import Tree
+
+
+class HyperNetwork(NamedTuple):
+    layers: Tree  # of the perceptron: embedding -> (h,)
+    basis: Weights  # (h, ...) the last layer, one for each tensor: a combination of h networks ...
+    bias: Weights  # ... and this one
+    embedding: Tensor  # (e,) of a client, or (m, e) of all
+
+
+class Server(NamedTuple):
+    hyper: HyperNetwork  # φ and all v_i
+    speed: HyperNetwork  # momentum
+    statistics: Weights  # BatchNorm's
+    samples: Tensor  # (m,) n_i
+
+
+class State(NamedTuple):
+    momentum: Tree
+
+
+class Down(NamedTuple):
+    weights: Weights  # θ_i
+
+
+class Up(NamedTuple):
+    weights: Weights  # θ~_i
+
+
+@dataclass(frozen=True)
+class pFedHN(Method[Server, State, Down, Up]):
+    embedding_size: int | None = field(default=None, metadata={"help": "length of an embedding; 1 + m/4 if not set"})
+    hidden_units: int = field(default=100, metadata={"help": "units of the hypernetwork's layers"})
+    hidden_layers: int = field(default=3, metadata={"help": "hidden layers of the hypernetwork behind the first"})
+    hyper_seed: int = field(default=0, metadata={"help": "which first weights the hypernetwork gets"})
+    server_lr: float = field(default=0.01, metadata={"help": "learning rate of the hypernetwork (α)"})
+    server_momentum: float = field(default=0.9, metadata={"help": "momentum of the hypernetwork"})
+    server_decay: float = field(default=1e-3, metadata={"help": "weight decay of the hypernetwork"})
+    client_momentum: float = field(default=0.9, metadata={"help": "momentum of local training"})
+    client_decay: float = field(default=5e-5, metadata={"help": "weight decay of local training"})
+    largest_norm: float = field(default=50.0, metadata={"help": "largest norm of a gradient, on both sides"})
+
+    title: ClassVar[str] = "pFedHN"
+    results: ClassVar[dict[str, str]] = {"pFedHN": "post"}
+
+    @property
+    def local(self) -> Sgd:
+        return self.train.but(momentum=self.client_momentum, weight_decay=self.client_decay, clip=self.largest_norm)
+
+    def server_init(self, model: Model, census: Census) -> Server:
+        draw, like, clients = generator(model, self.hyper_seed), model.mean, len(census.samples)
+        size = int(1 + clients / 4) if self.embedding_size is None else self.embedding_size
+        embeddings, layers = normal(draw, (clients, size), like), {}
+        for number in range(1 + self.hidden_layers):
+            layers[f"{number}.weight"], layers[f"{number}.bias"] = linear(draw, size, (self.hidden_units,), like)
+            size = self.hidden_units
+        made, statistics = split(model.start)
+        basis, bias = {}, {}
+        for name, t in tree.items(made):
+            weight, bias[name] = linear(draw, size, tuple(t.shape), like)
+            basis[name] = weight.movedim(-1, 0).contiguous()
+        hyper = HyperNetwork(layers, tree.fill(made, basis), tree.fill(made, bias), embeddings)
+        samples = like.new_tensor(census.samples.tolist())
+        return Server(hyper, tree.apply(torch.zeros_like, hyper), statistics, samples)
+
+    def server_send(self, server: Server, client: Tensor) -> Down:
+        return Down(self.make(of(server.hyper, client), server.statistics))
+
+    def server_greet(self, server: Server) -> Down:
+        mean = server.hyper._replace(embedding=server.hyper.embedding.mean(0))
+        return Down(self.make(mean, server.statistics))
+
+    def make(self, hyper: HyperNetwork, statistics: Weights | None = None) -> Weights:
+        """θ_i = h(v_i; φ)."""
+        h = hyper.embedding
+        for number in range(1 + self.hidden_layers):
+            h = hyper.layers[f"{number}.weight"] @ (h.relu() if number else h) + hyper.layers[f"{number}.bias"]
+        made = tree.apply(torch.add, tree.mix(hyper.basis, h), hyper.bias)
+        return Weights(*(a | b for a, b in zip(made, statistics or ({}, {}), strict=True)))
+
+    def client_init(self, model: Model, data: Data, welcome: Tree) -> State:
+        return State(self.local.start(model.start))
+
+    def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
+        weights, momentum = self.local(
+            down.weights, lambda w, batch: cross_entropy(model(w, batch.x), batch.y), data, state.momentum
+        )
+        return State(momentum), Up(weights)
+
+    def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
+        sent = torch.func.vmap(lambda client: self.make(of(server.hyper, client)))(clients)
+        trained, statistics = split(ups.weights)
+        deltas = tree.apply(torch.sub, sent, trained)  # Δ_i
+        hyper, speed = server.hyper, server.speed
+        for row, client in enumerate(clients):
+            mine, rolling = self.descend(of(hyper, client), of(speed, client), tree.pick(deltas, row))
+            hyper, speed = back(hyper, client, mine), back(speed, client, rolling)
+        return Server(hyper, speed, tree.average(statistics, server.samples[clients]), server.samples)
+
+    def descend(self, hyper: HyperNetwork, speed: HyperNetwork, delta: Weights) -> tuple[HyperNetwork, HyperNetwork]:
+        """One step of SGD for one client, with Δ_i in the place of the gradient in θ_i."""
+        pull = torch.func.vjp(self.make, hyper)[1]
+        (slope,) = pull(delta)  # (∂θ_i / ∂(φ, v_i))^T Δ_i
+        norm = torch.stack([g.norm() for g in tree.leaves(slope)]).norm()
+        shrink = (self.largest_norm / (norm + 1e-6)).clamp_max(1)
+
+        def rolling(v: Tensor, g: Tensor, w: Tensor) -> Tensor:  # in place of a fresh tensor: there are 100 P numbers
+            return (self.server_momentum * v).addcmul_(g, shrink).add_(w, alpha=self.server_decay)
+
+        speed = tree.apply(rolling, speed, slope, hyper)
+        return tree.apply(lambda w, v: torch.sub(w, v, alpha=self.server_lr), hyper, speed), speed
+
+    def client_predict(self, model: Model, state: State, down: Down, x: Tensor) -> Tensor:
+        return model(down.weights, x)
+
+
+def of(hyper: HyperNetwork, client: Tensor) -> HyperNetwork:
+    return hyper._replace(embedding=hyper.embedding[client])
+
+
+def back(everyone: HyperNetwork, client: Tensor, mine: HyperNetwork) -> HyperNetwork:
+    return mine._replace(embedding=tree.put(everyone.embedding, client, mine.embedding))
+
+
+def split(weights: Weights) -> tuple[Weights, Weights]:
+    """What the hypernetwork makes, and the rest: BatchNorm's statistics."""
+    made = ({n: t for n, t in part.items() if not tree.is_statistic(n)} for part in weights)
+    rest = ({n: t for n, t in part.items() if tree.is_statistic(n)} for part in weights)
+    return Weights(*made), Weights(*rest)

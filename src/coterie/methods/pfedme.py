@@ -1,0 +1,92 @@
+"""A personal model is trained near a local copy of the shared one, which then moves towards it.
+
+Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020.
+As in FedPAC's comparison: whole epochs of mini-batches, several steps on each, and only participants train.
+Plain SGD without momentum; μ is the weight decay. Only the personal model sees data, so the local copy takes its
+BatchNorm statistics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from coterie.core import tree
+from coterie.core.local import Batch, Data
+from coterie.core.losses import cross_entropy, squared_distance
+from coterie.core.method import Census, Method
+from coterie.core.model import Model, Weights
+from coterie.core.tree import Tree
+
+
+class Server(NamedTuple):
+    weights: Weights
+
+
+class State(NamedTuple):
+    weights: Weights  # θ_i, the personal model
+
+
+class Down(NamedTuple):
+    weights: Weights
+
+
+class Up(NamedTuple):
+    weights: Weights  # w_i
+    samples: Tensor  # () n_i
+
+
+@dataclass(frozen=True)
+class pFedMe(Method[Server, State, Down, Up]):
+    pull: float = field(default=10.0, metadata={"help": "pull between personal model and local copy (λ)"})
+    steps: int = field(default=5, metadata={"help": "steps of the personal model on every mini-batch (K)"})
+    personal_lr: float | None = field(
+        default=None, metadata={"help": "learning rate of the personal model; the local one if not set (η_p)"}
+    )
+    server_step: float = field(default=1.0, metadata={"help": "how far the server goes to the clients' mean (β)"})
+
+    title: ClassVar[str] = "pFedMe"
+    results: ClassVar[dict[str, str]] = {"pFedMe": "post"}
+
+    def server_init(self, model: Model, census: Census) -> Server:
+        return Server(model.start)
+
+    def server_send(self, server: Server, client: Tensor) -> Down:
+        return Down(server.weights)
+
+    def client_init(self, model: Model, data: Data, welcome: Tree) -> State:
+        return State(model.start)
+
+    def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
+        lr = self.train.lr if self.personal_lr is None else self.personal_lr
+        inner = self.train.but(lr=lr, momentum=0.0)
+        outer = self.train.lr * data.rate * self.pull  # ηλ
+
+        def solve(personal: Weights, local: Weights, batch: Batch) -> Weights:
+            """θ near the minimum of f(θ) + λ/2 ||θ - w||², from where it was."""
+
+            def loss(theta: Weights, batch: Batch) -> Tensor:
+                return cross_entropy(model(theta, batch.x), batch.y) + self.pull / 2 * squared_distance(theta, local)
+
+            for _ in range(self.steps):
+                personal, _ = inner.step(personal, loss, batch, data.rate, {})
+            return personal
+
+        personal = local = down.weights
+        for batch in self.train.batches(data):
+            personal = solve(personal, local, batch)
+            moved = tree.blend(personal, local, outer)  # w - ηλ (w - θ)
+            local = moved if batch.active is None else tree.where(batch.active, moved, local)
+        return State(personal), Up(local, data.samples)
+
+    def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
+        mean = tree.average(ups.weights, ups.samples)
+        return Server(tree.apply(lambda old, new: old.lerp(new, self.server_step), server.weights, mean))
+
+    def client_predict(self, model: Model, state: State, down: Down, x: Tensor) -> Tensor:
+        return model(state.weights, x)
+
+    def server_predict(self, model: Model, server: Server, x: Tensor) -> Tensor:
+        return model(server.weights, x)

@@ -1,0 +1,95 @@
+"""Control variates take the drift of the clients out of every step: each learns what its own gradient usually is,
+and steps along what is usual for all.
+
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled Averaging for Federated Learning,
+ICML 2020. Controls by option II of the paper, a server step size of 1. Momentum is off here whatever the protocol
+says: it would lengthen the way a client goes, which option II takes for its gradient.
+Clients send the model they trained, which for that step size is the same as how far it moved.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from coterie.core import tree
+from coterie.core.local import Batch, Data
+from coterie.core.losses import cross_entropy, inner_product
+from coterie.core.method import Census, Method
+from coterie.core.model import Model, Weights
+from coterie.core.tree import Tree
+
+
+class Server(NamedTuple):
+    weights: Weights  # x
+    control: Tree  # c, as all that is trained
+    samples: Tensor  # (m,) n_i of all clients
+
+
+class State(NamedTuple):
+    control: Tree  # c_i
+
+
+class Down(NamedTuple):
+    weights: Weights
+    control: Tree  # c
+
+
+class Up(NamedTuple):
+    weights: Weights  # y_i
+    control_change: Tree  # Δc_i
+
+
+@dataclass(frozen=True)
+class SCAFFOLD(Method[Server, State, Down, Up]):
+    weight_by_samples: bool = field(
+        default=False, metadata={"help": "weight models by samples; otherwise all clients count alike"}
+    )
+
+    title: ClassVar[str] = "SCAFFOLD"
+    results: ClassVar[dict[str, str]] = {"SCAFFOLD": "pre"}
+    personal_is_global: ClassVar[bool] = True
+
+    def server_init(self, model: Model, census: Census) -> Server:
+        control = tree.apply(torch.zeros_like, tree.trained(model.start))
+        return Server(model.start, control, model.mean.new_tensor(census.samples.tolist()))
+
+    def server_send(self, server: Server, client: Tensor) -> Down:
+        return Down(server.weights, server.control)
+
+    def client_init(self, model: Model, data: Data, welcome: Tree) -> State:
+        return State(tree.apply(torch.zeros_like, tree.trained(model.start)))
+
+    def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
+        correction = tree.apply(torch.sub, down.control, state.control)  # c - c_i
+
+        def loss(y: Weights, batch: Batch) -> Tensor:  # its gradient: g(y) - c_i + c
+            return cross_entropy(model(y, batch.x), batch.y) + inner_product(y, correction)
+
+        weights, _ = self.train.but(momentum=0.0)(down.weights, loss, data, {})
+        way = self.steps(data) * self.train.lr * data.rate  # K η_l
+        change = tree.apply(  # c_i⁺ - c_i = (x - y_i) / (K η_l) - c
+            lambda x, y, c: (x - y) / way - c, tree.trained(down.weights), tree.trained(weights), down.control
+        )
+        return State(tree.apply(torch.add, state.control, change)), Up(weights, change)
+
+    def steps(self, data: Data) -> Tensor:
+        """() K: how many steps this client takes, at least one."""
+        batches = data.samples / self.train.batch
+        return (self.train.epochs * (batches.floor() if self.train.drop_last else batches.ceil())).clamp_min(1)
+
+    def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
+        samples = server.samples[clients]
+        weights = tree.average(ups.weights, samples if self.weight_by_samples else torch.ones_like(samples))
+        everyone = len(server.samples)  # m, not only those who took part
+        control = tree.apply(lambda c, change: c + change.sum(0) / everyone, server.control, ups.control_change)
+        return Server(weights, control, server.samples)
+
+    def client_predict(self, model: Model, state: State, down: Down, x: Tensor) -> Tensor:
+        return model(down.weights, x)
+
+    def server_predict(self, model: Model, server: Server, x: Tensor) -> Tensor:
+        return model(server.weights, x)

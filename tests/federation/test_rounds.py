@@ -1,0 +1,147 @@
+"""The loop: who joins, what is measured where, what it comes to."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import coterie
+from coterie.clients import Batched, Looped, Scores
+from coterie.core import order, tree
+from coterie.core.errors import CoterieError
+from coterie.federation import History, Round, Settings, Summary, federate
+from tests import toy
+
+
+def scores(correct: list[int], total: list[int]) -> Scores:
+    n = len(correct)
+    return Scores(torch.arange(n), torch.tensor(correct), torch.tensor(total), torch.ones(n, dtype=torch.float64))
+
+
+def test_summary_by_hand() -> None:
+    """Accuracies 1, 1/2, 1/4 on 10, 20, 40 samples."""
+    found = Summary.of(scores([10, 10, 10], [10, 20, 40]))
+    assert found.mean == pytest.approx(7 / 12)
+    assert found.by_samples == pytest.approx(30 / 70)
+    assert found.std == pytest.approx(((25 + 1 + 16) / 144 / 3) ** 0.5)
+    assert found.worst10 == pytest.approx(1 / 4)
+
+
+def test_worst_tenth_of_thirty_clients_is_three() -> None:
+    found = Summary.of(scores(list(range(30)), [100] * 30))
+    assert found.worst10 == pytest.approx((0 + 1 + 2) / 300)
+
+
+def test_clients_without_test_samples_do_not_count() -> None:
+    assert Summary.of(scores([3, 0], [4, 0])).mean == pytest.approx(3 / 4)
+    assert Summary.of(scores([0], [0])).mean != Summary.of(scores([0], [0])).mean  # not a number
+
+
+@pytest.mark.parametrize("kind", [Looped, Batched])
+def test_a_client_without_test_samples_takes_part(kind: type[Looped] | type[Batched]) -> None:
+    clients = kind(toy.method("fedper"), toy.model(), toy.toy(test=(7, 0, 3, 11, 4)), 0)
+    _, history = federate(clients, Settings(rounds=1))
+    assert history[-1].scores["pre", "test"].total.tolist() == [7, 0, 3, 11, 4]
+    clients.close()
+
+
+def test_outcomes_are_named_for_what_they_are() -> None:
+    """Test accuracies 0.5, 0.9, 0.7; validation 0.2, 0.3, 0.6."""
+    history = History()
+    for number, (test, held) in enumerate([(5, 2), (9, 3), (7, 6)], start=1):
+        found = {("pre", "test"): scores([test], [10]), ("pre", "validation"): scores([held], [10])}
+        history.append(Round(number, torch.tensor([0]), scores=found))
+    outcome = history.outcome("X", "pre")
+    assert outcome is not None
+    assert outcome.last.mean == pytest.approx(0.7)
+    assert outcome.best_on_test == pytest.approx(0.9)
+    assert outcome.by_validation == pytest.approx(0.7)
+    assert history.outcome("X", "global") is None
+
+
+def test_pre_post_and_global_are_what_they_say() -> None:
+    """Measured again by hand from the server's state and plain tensors."""
+    data, model, method = toy.toy(), toy.model(), toy.method("fedper", average_heads=True)
+    clients = Looped(method, model, data, 7, processes=1)
+    server, history = federate(clients, Settings(rounds=2, seed=7, join_ratio=0.6))
+    for i in range(5):
+        x, y = data.test.client(i)
+        x = (x.double() / 255 - 0.5) / 0.5
+        encoder, head = toy.network().double()[:-1], toy.network().double()[-1]  # type: ignore[index]
+        encoder.load_state_dict(server.encoder)
+        for point, weights in (("pre", clients.state(i).head), ("global", server.head)):
+            head.load_state_dict(weights)
+            right = int((head(encoder(x)).argmax(1) == y).sum())
+            assert int(history[-1].scores[point, "test"].correct[i]) == right
+    joined = order.participants(7, 1, 5, 3)
+    assert history[-1].scores["post", "test"].clients.tolist() == joined.tolist()
+
+
+def test_participation() -> None:
+    assert [Settings(join_ratio=c).joining(100) for c in (1.0, 0.3, 0.001)] == [100, 30, 1]
+    assert Settings(join_ratio=0.29).joining(100) == 29  # 0.29 * 100 is 28.999...
+
+
+def test_learning_rate_schedule() -> None:
+    steps = Settings(lr_steps=((75, 0.02), (50, 0.2)))
+    assert [steps.rate(t) for t in (0, 49, 50, 74, 75, 99)] == [1, 1, 0.2, 0.2, 0.02, 0.02]
+    assert Settings(lr_decay=0.9).rate(3) == pytest.approx(0.729)
+
+
+def test_the_schedule_reaches_the_clients() -> None:
+    data, model = toy.toy(), toy.model()
+    half, _ = toy.looped(toy.method("fedavg", lr=0.1), model, data, rounds=1, lr_steps=((0, 0.5),))
+    plain, _ = toy.looped(toy.method("fedavg", lr=0.05), model, data, rounds=1)
+    assert toy.distance(half, plain) < 1e-12
+
+
+def test_full_last_round_trains_everyone_and_leaves_the_server() -> None:
+    data, model, method = toy.toy(), toy.model(), toy.method("fedper")
+    with_it, history = toy.looped(method, model, data, full_last_round=True)
+    without, _ = toy.looped(method, model, data)
+    assert history[-1].number == 4
+    assert history[-1].scores["post", "test"].clients.tolist() == [0, 1, 2, 3, 4]
+    server = {n: t for n, t in with_it.items() if n.startswith("server.")}
+    toy.assert_same(server, {n: t for n, t in without.items() if n.startswith("server.")})
+
+
+def test_everybody_diverging_ends_the_run_with_advice() -> None:
+    with pytest.raises(CoterieError, match="smaller learning rate"):
+        toy.looped(toy.method("fedavg", lr=1e200), toy.model(), toy.toy())
+
+
+def test_the_client_that_fails_is_named() -> None:
+    class Fails(type(toy.method("fedavg"))):  # type: ignore[misc]
+        def client_train(self, model, state, down, data):  # type: ignore[no-untyped-def]
+            if len(data.y) == 31:  # client 3
+                raise ValueError("boom")
+            return super().client_train(model, state, down, data)
+
+    for processes in (1, 2):
+        with pytest.raises(ValueError, match="boom") as caught:
+            toy.looped(Fails(), toy.model(), toy.toy(), processes, join_ratio=1.0)
+        notes = "".join(caught.value.__notes__)
+        assert "client 3 in train, round 0" in notes
+
+
+def test_a_personal_model_is_a_module() -> None:
+    data = toy.toy()
+    result = coterie.run(toy.method("fedper"), toy.network(), data, rounds=2, where="looped")
+    x, y = data.test.client(1)
+    right = (result.personal_model(1)(x).argmax(1) == y).sum()
+    assert int(right) == int(result.history[-1].scores["pre", "test"].correct[1])
+    with pytest.raises(CoterieError, match="clients are 0 to 4"):
+        result.personal_model(5)
+
+
+def test_settings_of_a_made_method_are_refused() -> None:
+    with pytest.raises(CoterieError, match="made already"):
+        coterie.run(toy.method("fedper"), toy.network(), toy.toy(), lr=0.1)
+    with pytest.raises(CoterieError, match="did you mean 'momentum'"):
+        coterie.run("fedper", toy.network(), toy.toy(), momentun=0.1)
+
+
+def test_finite_rows() -> None:
+    nan, inf = float("nan"), float("inf")
+    trees = {"a": torch.tensor([[1.0, 2.0], [nan, 1.0], [1.0, 1.0]]), "b": torch.tensor([1.0, 1.0, inf])}
+    assert tree.finite(trees, 3).tolist() == [True, False, False]

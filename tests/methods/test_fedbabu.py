@@ -1,0 +1,101 @@
+"""FedBABU against a loop with modules whose head no optimiser knows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from coterie.clients import Looped, Turn
+from coterie.clients.base import send
+from coterie.core import tree
+from coterie.core.errors import CoterieError
+from coterie.core.local import Sgd
+from coterie.core.model import Weights
+from coterie.core.samples import FederatedData
+from coterie.federation import Settings, federate
+from coterie.methods.fedbabu import FedBABU
+from tests import plain, toy
+
+SGD = Sgd(epochs=2, batch=8, lr=0.05, momentum=0.5, weight_decay=0.1)  # a decay that shows where it reaches
+LAST = Turn(3, 0.25)
+
+
+def train(net: nn.Module, part: nn.Module, data: FederatedData, i: int, turn: Turn, sgd: Sgd) -> None:
+    optimiser = plain.optimiser(part.parameters(), sgd, turn)
+    for x, y in plain.batches(data, i, turn, sgd):
+        optimiser.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        optimiser.step()
+
+
+def plain_encoder(data: FederatedData) -> dict[str, torch.Tensor]:
+    encoder = plain.copy(toy.network().double()[:-1])  # type: ignore[index]
+    for joined, turn in plain.ROUNDS:
+        models = []
+        for i in joined:
+            net = toy.network().double()
+            net[:-1].load_state_dict(encoder)  # type: ignore[index]
+            train(net, net[:-1], data, i, turn, SGD)  # type: ignore[index]
+            models.append(plain.copy(net[:-1]))  # type: ignore[index]
+        encoder = plain.mean(models, [data.train.sizes[i] for i in joined])
+    return encoder
+
+
+@pytest.mark.parametrize(("finetune", "epochs"), [("full", None), ("full", 3), ("head", 3)])
+def test_rounds_and_fine_tuning_equal_the_plain_implementation(finetune: str, epochs: int | None) -> None:
+    data = plain.data()
+    method = FedBABU(train=SGD, finetune=finetune, finetune_epochs=epochs)
+    server, clients = plain.federation(method, data, toy.model())
+    encoder = plain_encoder(data)
+    plain.assert_close(server.encoder, encoder)
+    clients.finish(torch.arange(5), send(method, server, torch.arange(5)), LAST)
+    for i in range(5):
+        net = toy.network().double()
+        net[:-1].load_state_dict(encoder)  # type: ignore[index]
+        tuned = net if finetune == "full" else net[-1]  # type: ignore[index]
+        train(net, tuned, data, i, LAST, SGD.but(epochs=epochs or SGD.epochs))
+        plain.assert_close(plain.named(clients.state(i).tuned, net), plain.copy(net))
+
+
+def test_the_head_stays_as_it_was_drawn() -> None:
+    """No weight decay and no momentum reach it: before fine-tuning, everybody predicts with the first head."""
+    model, data = toy.model(), plain.data()
+    method = FedBABU(train=SGD)
+    server, clients = plain.federation(method, data, model)
+    x, start = data.test.x[:6], toy.model().start
+    assert toy.distance(server.encoder, start.encoder) > 1e-3
+    expected = model(Weights(server.encoder, start.head), x)
+    down = method.server_send(server, torch.tensor(1))
+    assert torch.equal(method.client_predict(model, clients.state(1), down, x), expected)
+    assert torch.equal(method.server_predict(model, server, x), expected)
+
+
+def test_fine_tuning_the_head_leaves_the_encoder() -> None:
+    """Its BatchNorm too."""
+    method, model = FedBABU(train=SGD, finetune="head"), toy.model(batch_norm=True)
+    server, clients = plain.federation(method, plain.data(), model)
+    clients.finish(torch.arange(5), send(method, server, torch.arange(5)), LAST)
+    for i in range(5):
+        toy.assert_same(clients.state(i).tuned.encoder, server.encoder)
+        assert toy.distance(clients.state(i).tuned.head, model.start.head) > 1e-3
+
+
+def test_fine_tuning_is_measured_beside_the_global_model_and_leaves_it() -> None:
+    """One run gives both; without fine-tuning they are the same (a table elsewhere printed one for the other)."""
+    servers = {}
+    for finetune in ("full", "head", "none"):
+        clients = Looped(toy.method("fedbabu", finetune=finetune, lr=0.3), toy.model(), toy.toy(), 7, processes=1)
+        server, history = federate(clients, Settings(rounds=2, seed=7))
+        servers[finetune] = tree.flatten(server)
+        shared, finished = history[-2].scores["global", "test"], history[-1].scores["finished", "test"]
+        assert shared.loss.tolist() == history[-2].scores["pre", "test"].loss.tolist()
+        assert (shared.loss.tolist() == finished.loss.tolist()) is (finetune == "none")
+    toy.assert_same(servers["full"], servers["none"])
+    toy.assert_same(servers["head"], servers["none"])
+
+
+def test_an_unknown_part_is_refused() -> None:
+    with pytest.raises(CoterieError, match="unknown part to fine-tune 'body': known: full, head, none"):
+        FedBABU(finetune="body")

@@ -1,0 +1,163 @@
+"""The command line as a user meets it: real processes, exit codes, what is left behind."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+TINY = ["--num-clients", "4", "--local-size", "40", "--test-size", "20", "--processes", "1", "--model", "linear"]
+
+
+def coterie(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "coterie.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120, check=False)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("cli") / "a run with spaces é"
+    done = coterie("run", "fedpac", *TINY, "-gr", "2", "-jr", "0.5", "--validation", "0.2", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "FedPAC" in done.stdout
+    return out
+
+
+def test_a_run_leaves_a_folder(finished: Path) -> None:
+    names = {"config.json", "metrics.csv", "clients.csv", "partition.npz", "partition.svg", "result.json", "log.txt"}
+    assert names <= {path.name for path in finished.iterdir()}
+    assert not list(finished.rglob("*.part"))
+    config = json.loads((finished / "config.json").read_text())
+    assert config["method"]["align"] == 1.0
+    assert config["method"]["train"]["momentum"] == 0.5  # the protocol's
+    assert config["federation"]["join_ratio"] == 0.5
+    assert len(config["data"]["partition"]["hash"]) == 64
+
+
+def test_metrics_are_a_table(finished: Path) -> None:
+    with (finished / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["round"] for row in rows] == ["1", "2", "3"]  # the third: all clients train once more
+    for row in rows[:2]:
+        assert 0 <= float(row["pre_mean"]) <= 1
+        assert 0 <= float(row["validation_pre_mean"]) <= 1
+        assert int(row["bytes_up"]) > 0
+    with (finished / "clients.csv").open() as file:
+        clients = list(csv.DictReader(file))
+    last = [float(r["accuracy"]) for r in clients if (r["round"], r["point"], r["split"]) == ("2", "pre", "test")]
+    assert len(last) == 4
+    assert float(rows[1]["pre_mean"]) == pytest.approx(sum(last) / 4, abs=1e-5)
+
+
+def test_models_and_reports_can_be_read(finished: Path) -> None:
+    model = load_file(finished / "models" / "client-3.safetensors")
+    assert model["down.head.weight"].shape == (10, 784)
+    with np.load(finished / "reports.npz") as reports:
+        weights = reports["head_weights/00002"]
+    np.testing.assert_allclose(weights.sum(1), 1)
+
+
+def test_a_partition_can_be_used_again(finished: Path, tmp_path: Path) -> None:
+    again = coterie(
+        "run", "local", "--partition", str(finished / "partition.npz"), "--model", "linear", "--rounds", "1",
+        "--processes", "1", "--out", str(tmp_path / "again"),
+    )  # fmt: skip
+    assert again.returncode == 0, again.stderr
+    first, second = (json.loads((f / "config.json").read_text()) for f in (finished, tmp_path / "again"))
+    assert first["data"]["partition"]["hash"] == second["data"]["partition"]["hash"]
+
+
+def test_json_is_all_that_is_printed(tmp_path: Path) -> None:
+    done = coterie(
+        "compare", "local", "fedavg", "fedavg-ft", *TINY, "--rounds", "1", "--json", "--out", str(tmp_path / "c")
+    )
+    assert done.returncode == 0, done.stderr
+    table = json.loads(done.stdout)
+    assert [o["method"] for o in table["outcomes"]] == ["Local", "FedAvg", "FedAvg-FT"]  # two of one run
+    assert sorted(p.name for p in (tmp_path / "c").iterdir()) == ["compare.json", "fedavg-seed0", "local-seed0"]
+
+
+def test_names_that_users_of_the_field_know(tmp_path: Path) -> None:
+    done = coterie(
+        "run", "fedavg", "-nc", "3", "-jr", "1.0", "-gr", "1", "-ls", "1", "-lbs", "10", "--lr", "0.1",
+        "--local-size", "30", "--noniid-s", "50", "--seed", "4", "--device", "cpu", "--model", "linear",
+        "--processes", "1", "--out", str(tmp_path / "r"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    config = json.loads((tmp_path / "r" / "config.json").read_text())
+    assert config["data"]["clients"] == 3
+    train = config["method"]["train"]
+    assert (train["epochs"], train["batch"], train["lr"]) == (1, 10, 0.1)
+    assert config["data"]["partition"]["noniid_s"] == 50
+    assert config["federation"]["seed"] == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "fedpca"], "did you mean 'fedpac'"),
+        (["run", "fedpac", "--dataset", "fashonmnist"], "did you mean 'fashion-mnist"),
+        (["run", "fedpac", "--model", "cnm"], "did you mean 'cnn'"),
+        (["run", "fedpac", "--partition", "dominent"], "did you mean 'dominant'"),
+        (["run", "fedpac", "--protocol", "pack"], "did you mean 'pac'"),
+        (["run", "fedpac", "--clients", "bached"], "did you mean 'batched'"),
+        (["run", "fedpac", "--num-clients", "0"], "num_clients is 0"),
+        (["run", "fedpac", "--noniid-s", "120"], "between 0 and 100"),
+        (["run", "fedpac", "--local-size", "60000"], "class"),
+        (["run", "fedpac", "--rounds", "0"], "rounds must be at least 1"),
+        (["run", "fedpac", "--join-ratio", "0"], "join ratio"),
+        (["run", "fedpac", "--batch-size", "0"], "batch must be at least 1"),
+        (["run", "fedpac", "--lr", "-1"], "lr must be at least 0"),
+        (["run", "fedpac", "--batch-size", "999", "--drop-last"], "drop-last"),
+        (["run", "fedpac", "--partition", "dirichlet", "--alpha", "0"], "alpha is 0"),
+        (["run", "fedpac", "--partition", "nowhere.npz"], "nowhere.npz"),
+        (["run", "fedpac", "--partition", "natural"], "which client a sample comes from"),
+        (["run", "fedpac", "--dataset", "cifar10", "--data-dir", "nowhere"], "cifar10 is not here"),
+        (["run", "fedpac", "--device", "abacus"], "device 'abacus' cannot be used"),
+        (["run", "fedpac", "--dataset", "heart-disease", "--model", "cnn"], "cnn"),
+        (["run", "fedpac", "--model", "no.such.module:Net"], "no.such.module"),
+        (["run", "fedpac", "--lr-steps", "50-0.2"], "ROUND:FACTOR"),
+        (["run", "fedpac", "--aline", "2"], "--aline"),
+        (["run", "fedavg", "--align", "2"], "--align"),
+        (["compare", "local", "--seeds", "0"], "seeds must be at least 1"),
+        (["conquer"], "conquer"),
+        ([], "COMMAND"),
+    ],
+)
+def test_bad_input_is_told_in_a_line(arguments: list[str], said: str, tmp_path: Path) -> None:
+    done = coterie(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert list(tmp_path.iterdir()) == []  # nothing half-written
+
+
+def test_a_folder_that_exists_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("precious")
+    done = coterie("run", "local", *TINY, "--out", str(tmp_path / "mine"))
+    assert done.returncode == 2
+    assert "exists already" in done.stderr
+    assert [p.name for p in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
+
+
+def test_listings() -> None:
+    methods = json.loads(coterie("methods", "--json").stdout)
+    names = {name for m in methods for name in (m["name"], *m["variants"])}
+    assert {"local", "fedavg", "fedavg-ft", "fedpac"} <= names
+    data = json.loads(coterie("data", "--json").stdout)
+    assert {"fashion-mnist-small", "heart-disease"} <= {d["name"] for d in data["datasets"]}
+    assert "dominant" in {p["name"] for p in data["partitions"]}
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    script = "import sys; from coterie.cli import make_parser; make_parser([]); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
