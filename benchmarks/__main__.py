@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
@@ -61,9 +61,9 @@ class PlainLoop:
     def __enter__(self) -> PlainLoop:
         command = [sys.executable, "-m", "benchmarks.plain"]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdin and self.process.stdout
-        self.ask, self.answers = self.process.stdin, self.process.stdout
-        assert self.answers.readline() == "ready\n"
+        self.ask, self.answers = cast("IO[str]", self.process.stdin), cast("IO[str]", self.process.stdout)
+        if self.answers.readline() != "ready\n":
+            sys.exit("the plain loop did not start")
         return self
 
     def __exit__(self, *reason: object) -> None:
@@ -109,7 +109,7 @@ def measure(held: FederatedData, device: str, repeats: int) -> dict[str, list[fl
 def provenance(device: str) -> dict[str, Any]:
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return {
-        "workload": "one FedPAC round, 20 clients x 600 samples of Fashion-MNIST, batch 50, 5 + 1 epochs, no evaluation",
+        "workload": "one FedPAC round of 20 clients x 600 samples of Fashion-MNIST, batch 50, 5 + 1 epochs; no evaluation",
         "commit": commit.stdout.strip(),
         "torch": torch.__version__,
         "python": platform.python_version(),
