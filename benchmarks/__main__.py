@@ -109,7 +109,7 @@ def measure(held: FederatedData, device: str, repeats: int) -> dict[str, list[fl
 def provenance(device: str) -> dict[str, Any]:
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return {
-        "workload": "one FedPAC round of 20 clients x 600 samples of Fashion-MNIST, batch 50, 5 + 1 epochs; no evaluation",
+        "workload": "a FedPAC round, 20 clients x 600 samples of Fashion-MNIST, batch 50, 5 + 1 epochs; no evaluation",
         "commit": commit.stdout.strip(),
         "torch": torch.__version__,
         "python": platform.python_version(),
