@@ -235,7 +235,7 @@ def train_one(
     post = next((r for r in reversed(result.history) if ("post", "test") in r.scores), last)
     return [
         {
-            "method": title if o.name == kind.title else o.name,
+            "method": title.replace(kind.title, o.name, 1) if name in VARIANTS and VARIANTS[name][1] else o.name,
             "seed": seed,
             "reported": o.point,
             **o.last._asdict(),

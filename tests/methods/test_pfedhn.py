@@ -77,11 +77,10 @@ def test_three_rounds_equal_the_plain_implementation(largest_norm: float) -> Non
     for joined, turn in plain.ROUNDS:
         sent = [{n: t.detach().clone() for n, t in hyper(i).items()} for i in joined]
         trained = [local_training(w, i, turn, data, method) for w, i in zip(sent, joined, strict=True)]
-        for i, before, after in zip(joined, sent, trained, strict=True):
+        for i, after in zip(joined, trained, strict=True):
             made = hyper(i)
-            slopes = torch.autograd.grad(
-                list(made.values()), parameters, [before[n] - after[n] for n in made], allow_unused=True
-            )
+            deltas = [made[n].detach() - after[n] for n in made]
+            slopes = torch.autograd.grad(list(made.values()), parameters, deltas, allow_unused=True)
             for p, slope in zip(parameters, slopes, strict=True):
                 p.grad = slope  # None for the embeddings of others: torch's optimiser leaves them alone
             nn.utils.clip_grad_norm_(parameters, largest_norm)
@@ -92,6 +91,21 @@ def test_three_rounds_equal_the_plain_implementation(largest_norm: float) -> Non
         plain.assert_close(found, {n: t.detach() for n, t in hyper(i).items()})
         torch.testing.assert_close(server.hyper.embedding[i], hyper.embeddings[i].detach())
     assert toy.distance(tree.flatten(server.hyper.layers), tree.flatten(started(method, data).hyper.layers)) > 1e-4
+
+
+def test_many_who_agree_do_not_push_farther_than_one() -> None:
+    """Twenty clients trained the same model: the hypernetwork goes to it, and not twenty times as far."""
+    method, data = pFedHN(train=SGD), toy.toy(train=(3,) * 20, test=(1,) * 20)
+    server, everyone = started(method, data), torch.arange(20)
+    target = tree.apply(lambda t: t + 0.3, toy.model().start)
+    ups = Up(tree.apply(lambda t: t.expand(20, *t.shape), target))
+    gaps = []
+    for _ in range(15):
+        server = method.server_receive(server, everyone, ups)
+        made = method.server_send(server, torch.tensor(7)).weights
+        gaps.append(toy.distance(tree.flatten(made), tree.flatten(target)))
+    assert gaps[-1] < 0.1 * gaps[0]
+    assert max(gaps) < 2
 
 
 @pytest.mark.parametrize(("clients", "length"), [(5, 2), (8, 3), (20, 6), (100, 26)])

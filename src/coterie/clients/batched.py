@@ -189,7 +189,9 @@ class Batched(Clients):
         place = torch.arange(max(int(sizes.max()), 1))  # (n,)
         real = place < sizes[:, None]  # (C, n)
         start = torch.tensor(held.starts)[clients]
-        samples = torch.where(real, place + start[:, None], 0)
+        samples = (
+            torch.where(real, place, 0) + start.clamp_max(max(len(held.y) - 1, 0))[:, None]
+        )  # padding: own samples
         padded = () if bool(real.all()) else real.to(self.device)
         return Cohort(rows, clients, samples.to(self.device), padded)
 

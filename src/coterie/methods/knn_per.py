@@ -95,6 +95,9 @@ class KNNPer(Method[Server, State, Down, Up]):
         mixed = self.vote * self.votes(state.datastore, z, model.classes) + (1 - self.vote) * logits.softmax(1)
         return mixed.clamp_min(torch.finfo(mixed.dtype).tiny).log()  # finite, though nobody voted for a class
 
+    def server_predict(self, model: Model, server: Server, x: Tensor) -> Tensor:
+        return model(server.weights, x)
+
     def votes(self, datastore: Datastore, z: Tensor, classes: int) -> Tensor:
         """(B, K) class probabilities from the nearest samples."""
         exact = "donot_use_mm_for_euclid_dist"  # a product of matrices cancels digits

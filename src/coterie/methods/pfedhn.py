@@ -2,9 +2,10 @@
 
 Shamsian, Navon, Fetaya, Chechik: Personalized Federated Learning using Hypernetworks, ICML 2021.
 The authors serve one client in a round. Here all participants get their model first; then the server takes one
-step for each, one after the other, by the gradient at the hypernetwork that the step before left.
+step for each, one after the other: from the model that it would make now, towards the one that the client trained.
+(With the models that were sent in its place, twenty clients push twenty times as far as one, and it diverges.)
 A step moves the embedding of its client only (the authors' table also decays those of all others).
-What travels up is the trained model: the server knows what it sent, so Δ_i = sent - trained is the server's to take.
+So the trained model travels up, not Δ_i.
 BatchNorm's running statistics are not made by the hypernetwork but averaged.
 FedPAC's comparison (ICLR 2023) is taken to test models after local training; the authors test them as made (`pre`).
 """
@@ -113,19 +114,17 @@ class pFedHN(Method[Server, State, Down, Up]):
         return State(momentum), Up(weights)
 
     def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
-        sent = torch.func.vmap(lambda client: self.make(of(server.hyper, client)))(clients)
         trained, statistics = split(ups.weights)
-        deltas = tree.apply(torch.sub, sent, trained)  # Δ_i
         hyper, speed = server.hyper, server.speed
         for row, client in enumerate(clients):
-            mine, rolling = self.descend(of(hyper, client), of(speed, client), tree.pick(deltas, row))
+            mine, rolling = self.descend(of(hyper, client), of(speed, client), tree.pick(trained, row))
             hyper, speed = back(hyper, client, mine), back(speed, client, rolling)
         return Server(hyper, speed, tree.average(statistics, server.samples[clients]), server.samples)
 
-    def descend(self, hyper: HyperNetwork, speed: HyperNetwork, delta: Weights) -> tuple[HyperNetwork, HyperNetwork]:
+    def descend(self, hyper: HyperNetwork, speed: HyperNetwork, trained: Weights) -> tuple[HyperNetwork, HyperNetwork]:
         """One step of SGD for one client, with Δ_i in the place of the gradient in θ_i."""
-        pull = torch.func.vjp(self.make, hyper)[1]
-        (slope,) = pull(delta)  # (∂θ_i / ∂(φ, v_i))^T Δ_i
+        made, pull = torch.func.vjp(self.make, hyper)
+        (slope,) = pull(tree.apply(torch.sub, made, trained))  # (∂θ_i / ∂(φ, v_i))^T Δ_i
         norm = torch.stack([g.norm() for g in tree.leaves(slope)]).norm()
         shrink = (self.largest_norm / (norm + 1e-6)).clamp_max(1)
 
