@@ -228,12 +228,12 @@ class Sgd:
         for name, w in weights.items():
             g = slope[name]
             if self.weight_decay:
-                g = g + self.weight_decay * w
+                g = g.add(w, alpha=self.weight_decay)
             if self.momentum and velocity:
-                g = g + self.momentum * velocity[name]
+                g = g.add(velocity[name], alpha=self.momentum)
             if self.momentum:
                 speed[name] = g
-            moved[name] = w - lr * g
+            moved[name] = w.addcmul(g, lr, value=-1)
         return moved, speed
 
 

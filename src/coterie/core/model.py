@@ -69,9 +69,10 @@ class Model:
         return maps, z
 
     def normalise(self, x: Tensor) -> Tensor:
-        x = x.movedim(1, -1)  # channels last, so that this order in memory survives, even with one channel
-        pixels = x.to(self.mean.dtype) / 255 if x.dtype == torch.uint8 else x.to(self.mean.dtype)
-        return ((pixels - self.mean) / self.std if self.mean.numel() else pixels).movedim(-1, 1)
+        unit = 255 if x.dtype == torch.uint8 else 1
+        x = x.movedim(1, -1).to(self.mean.dtype)  # channels last, so that this order in memory survives
+        x = (x - unit * self.mean) / (unit * self.std) if self.mean.numel() else x / unit
+        return x.movedim(-1, 1)
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Model:
         def move(t: Tensor) -> Tensor:
