@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.ledger import pages
 from coterie.catalogue import markdown
 from tests import toy
 
@@ -16,6 +17,12 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 def blocks(page: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(encoding="utf-8"), re.S | re.M)
+
+
+def test_tables_of_results_are_those_of_the_files() -> None:
+    """If this fails: python -m benchmarks.ledger"""
+    for path, page in pages().items():
+        assert path.read_text(encoding="utf-8") == page
 
 
 def test_the_method_on_the_page_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -34,8 +41,8 @@ def test_the_method_on_the_page_runs(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert toy.distance({k: still[k] for k in weights}, {k: fedavg[k] for k in weights}) < 1e-12
 
 
-def test_the_examples_on_data_run(tmp_path: Path) -> None:
-    for number, code in enumerate(blocks("data.md")):
+def test_the_examples_run(tmp_path: Path) -> None:
+    for number, code in enumerate([*blocks("data.md"), *blocks("../README.md")]):
         script = tmp_path / f"example{number}.py"
         script.write_text(code, encoding="utf-8")
         runpy.run_path(str(script))

@@ -43,7 +43,7 @@ def plain_encoder(data: FederatedData) -> dict[str, torch.Tensor]:
     return encoder
 
 
-@pytest.mark.parametrize(("finetune", "epochs"), [("full", None), ("full", 3), ("head", 3)])
+@pytest.mark.parametrize(("finetune", "epochs"), [("full", None), ("full", 3), ("head", 3), ("encoder", 2)])
 def test_rounds_and_fine_tuning_equal_the_plain_implementation(finetune: str, epochs: int | None) -> None:
     data = plain.data()
     method = FedBABU(train=SGD, finetune=finetune, finetune_epochs=epochs)
@@ -54,7 +54,7 @@ def test_rounds_and_fine_tuning_equal_the_plain_implementation(finetune: str, ep
     for i in range(5):
         net = toy.network().double()
         net[:-1].load_state_dict(encoder)  # type: ignore[index]
-        tuned = net if finetune == "full" else net[-1]  # type: ignore[index]
+        tuned = {"full": net, "head": net[-1], "encoder": net[:-1]}[finetune]  # type: ignore[index]
         train(net, tuned, data, i, LAST, SGD.but(epochs=epochs or SGD.epochs))
         plain.assert_close(plain.named(clients.state(i).tuned, net), plain.copy(net))
 
@@ -85,7 +85,7 @@ def test_fine_tuning_the_head_leaves_the_encoder() -> None:
 def test_fine_tuning_is_measured_beside_the_global_model_and_leaves_it() -> None:
     """One run gives both; without fine-tuning they are the same (a table elsewhere printed one for the other)."""
     servers = {}
-    for finetune in ("full", "head", "none"):
+    for finetune in ("full", "encoder", "head", "none"):
         clients = Looped(toy.method("fedbabu", finetune=finetune, lr=0.3), toy.model(), toy.toy(), 7, processes=1)
         server, history = federate(clients, Settings(rounds=2, seed=7))
         servers[finetune] = tree.flatten(server)
@@ -97,5 +97,5 @@ def test_fine_tuning_is_measured_beside_the_global_model_and_leaves_it() -> None
 
 
 def test_an_unknown_part_is_refused() -> None:
-    with pytest.raises(CoterieError, match="unknown part to fine-tune 'body': known: full, head, none"):
+    with pytest.raises(CoterieError, match="unknown part to fine-tune 'body': known: encoder, full, head, none"):
         FedBABU(finetune="body")

@@ -123,7 +123,7 @@ class pFedHN(Method[Server, State, Down, Up]):
 
     def descend(self, hyper: HyperNetwork, speed: HyperNetwork, trained: Weights) -> tuple[HyperNetwork, HyperNetwork]:
         """One step of SGD for one client, with Δ_i in the place of the gradient in θ_i."""
-        made, pull = torch.func.vjp(self.make, hyper)
+        made, pull, *_ = torch.func.vjp(self.make, hyper)
         (slope,) = pull(tree.apply(torch.sub, made, trained))  # (∂θ_i / ∂(φ, v_i))^T Δ_i
         norm = torch.stack([g.norm() for g in tree.leaves(slope)]).norm()
         shrink = (self.largest_norm / (norm + 1e-6)).clamp_max(1)
