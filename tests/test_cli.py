@@ -98,6 +98,21 @@ def test_names_that_users_of_the_field_know(tmp_path: Path) -> None:
     assert config["federation"]["seed"] == 4
 
 
+def test_a_model_of_ones_own(tmp_path: Path) -> None:
+    """The installed command finds a module in the folder it is called from."""
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Sequential):\n"
+        "    def __init__(self, shape, classes):\n"
+        "        super().__init__(nn.Flatten(), nn.Linear(784, 6), nn.ReLU(), nn.Linear(6, classes))\n"
+    )
+    command = Path(sys.executable).with_name("coterie")
+    arguments = ["run", "fedper", *TINY[:-2], "--model", "mine:Net", "--rounds", "1", "--out", "r"]
+    done = subprocess.run([command, *arguments], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    assert load_file(tmp_path / "r" / "models" / "client-0.safetensors")["state.head.weight"].shape == (10, 6)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -24,6 +24,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from coterie.core.errors import CoterieError
 
     logging.getLogger("coterie").addHandler(logging.StreamHandler())
+    sys.path.insert(0, os.getcwd())  # so that --model module:Class finds what lies in this folder
     try:
         parser = make_parser(list(sys.argv[1:] if argv is None else argv))
         chosen = parser.parse_args(argv)

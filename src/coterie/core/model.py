@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -119,7 +120,8 @@ def split_head(network: nn.Module, head: str | None = None) -> tuple[nn.Module, 
     if head is None and {"encoder", "head"} == set(parts):
         return parts["encoder"], parts["head"]
     if head is None and isinstance(network, nn.Sequential) and len(network) > 1:
-        return network[:-1], network[-1]
+        *below, _ = network._modules.items()  # not network[:-1], which a subclass may not be able to make
+        return nn.Sequential(OrderedDict(below)), network[-1]
     name = head or next((n for n, m in reversed(list(network.named_modules())) if n and not list(m.children())), None)
     if not name:
         raise CoterieError("this network has no modules inside, so no head can be found; wrap it in nn.Sequential")

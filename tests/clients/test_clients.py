@@ -1,0 +1,96 @@
+"""Where clients run: what is refused, what is put together, what happens to a worker that dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import torch
+from torch import nn
+
+import coterie
+from coterie.clients import Batched, Looped, Turn
+from coterie.clients.base import send
+from coterie.clients.looped import channels_last, packed, unpacked
+from coterie.core import tree
+from coterie.core.errors import CoterieError
+from coterie.core.model import Weights, make_model
+from coterie.methods import METHODS
+from tests import toy
+
+
+def test_dropout_is_looped_only() -> None:
+    """Its draws are the client's own: as many processes as you like, and the same result."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(144, 8), nn.Dropout(0.5), nn.Linear(8, toy.CLASSES))
+    model = make_model(net, toy.SHAPE, toy.CLASSES)
+    with pytest.raises(CoterieError, match="dropout cannot be batched"):
+        Batched(toy.method("fedavg"), model, toy.toy(), 0)
+    one, _ = toy.looped(toy.method("fedavg"), model, toy.toy())
+    toy.assert_same(one, toy.looped(toy.method("fedavg"), model, toy.toy(), processes=2)[0])
+
+
+def test_batchnorm_never_meets_padding() -> None:
+    """Batches of 8: clients of 13, 21 and 5 samples end with five, those of 16 and 8 with a full one."""
+    data = toy.toy(train=(13, 16, 21, 8, 5), test=(3,) * 5)
+    clients = Batched(toy.method("fedavg"), toy.model(batch_norm=True), data, 0)
+    together = sorted(sorted(c.clients.tolist()) for c in clients._cohorts(torch.arange(5), "train"))
+    assert together == [[0, 2, 4], [1, 3]]
+    plain = Batched(toy.method("fedavg"), toy.model(), data, 0)
+    assert [len(c.clients) for c in plain._cohorts(torch.arange(5), "train")] == [5]
+
+
+@pytest.mark.parametrize("kind", ["looped", "batched"])
+def test_batchnorm_without_running_statistics_tests_by_batch(kind: str) -> None:
+    """What a client's test samples give must not depend on who is tested beside it."""
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4, track_running_stats=False), nn.Flatten())
+    net.append(nn.Linear(400, toy.CLASSES))
+    data = toy.toy(augmented=False)
+    result = coterie.run(toy.method("fedavg"), net.double(), data, rounds=1, where=kind)
+    assert result.model.tests_by_batch
+    for i in range(5):
+        x, y = data.test.client(i)
+        right = (result.model(result.server.weights, x).argmax(1) == y).sum()
+        assert int(result.history[0].scores["pre", "test"].correct[i]) == int(right)
+
+
+def test_a_worker_that_dies_is_told() -> None:
+    clients = Looped(toy.method("fedavg"), toy.model(), toy.toy(), 0, processes=2)
+    server = clients.method.server_init(clients.model, clients.census)
+    clients.join({})
+    assert clients.pool is not None
+    for process in list(clients.pool._processes):
+        os.kill(process, signal.SIGKILL)
+    everyone = torch.arange(5)
+    with pytest.raises(CoterieError, match="a worker process died"):
+        clients.train(everyone, send(clients.method, server, everyone), Turn(0))
+    clients.close()
+
+
+def test_what_goes_to_workers_comes_back_the_same() -> None:
+    given = (Weights({"a": torch.randn(2, 3)}, {}), torch.tensor(4), (), {"b": torch.ones(1)}, Turn(3, 0.5), "test")
+    back = unpacked(packed(given))
+    assert type(back[0]) is Weights
+    assert back[2:3] == ((),)
+    assert back[4:] == (Turn(3, 0.5), "test")
+    toy.assert_same(tree.flatten(back[:4]), tree.flatten(given[:4]))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_batches_of_images_are_channels_last(channels: int) -> None:
+    x = channels_last(torch.randint(0, 256, (20, channels, 6, 6), dtype=torch.uint8))
+    assert x[torch.tensor([3, 1])].stride() == (36 * channels, 1, 6 * channels, channels)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch_norm", [False, True])
+@pytest.mark.parametrize("name", METHODS)
+def test_on_the_gpu_as_on_the_cpu(name: str, batch_norm: bool) -> None:
+    """Five rounds, so that the graph is captured and replayed."""
+    method, model = toy.method(name), toy.model(batch_norm=batch_norm)
+    data = toy.toy(train=(16, 24, 8, 24, 16))
+    expected, _ = toy.looped(method, model, data, rounds=5, join_ratio=1.0)
+    clients = Batched(method, model, data, 7, device="cuda")
+    found, _ = toy.outcome(clients, rounds=5, join_ratio=1.0)
+    assert clients.graphs.captured
+    assert toy.distance(expected, {name: t.cpu() for name, t in found.items()}) < 1e-10
