@@ -85,12 +85,13 @@ def test_json_is_all_that_is_printed(tmp_path: Path) -> None:
 
 def test_names_that_users_of_the_field_know(tmp_path: Path) -> None:
     done = coterie(
-        "run", "fedavg", "-nc", "3", "-jr", "1.0", "-gr", "1", "-ls", "1", "-lbs", "10", "--lr", "0.1",
+        "run", "-nc", "3", "-jr", "1.0", "-gr", "1", "-ls", "1", "-lbs", "10", "--lr", "0.1",
         "--local-size", "30", "--noniid-s", "50", "--seed", "4", "--device", "cpu", "--model", "linear",
-        "--processes", "1", "--out", str(tmp_path / "r"),
+        "--processes", "1", "--out", str(tmp_path / "r"), "FedRep", "--head-epochs", "2",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     config = json.loads((tmp_path / "r" / "config.json").read_text())
+    assert (config["method"]["name"], config["method"]["head_epochs"]) == ("FedRep", 2)
     assert config["data"]["clients"] == 3
     train = config["method"]["train"]
     assert (train["epochs"], train["batch"], train["lr"]) == (1, 10, 0.1)

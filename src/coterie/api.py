@@ -96,12 +96,22 @@ def rule_settings(wanted: DataSettings, rule: str, usual: Mapping[str, Any]) -> 
     return given
 
 
+def method_name(name: str) -> str:
+    """The name of a method or variant, whichever way it is spelled: FedPAC, fed_pac, Fed-RoD."""
+
+    def letters(word: str) -> str:
+        return "".join(letter for letter in word.lower() if letter.isalnum())
+
+    known = {letters(word): word for word in (*METHODS, *VARIANTS)}
+    if letters(name) not in known:
+        raise unknown("method", name, known.values())
+    return known[letters(name)]
+
+
 def make_method(name: str, **settings: Any) -> AnyMethod:
     """A method by name; settings are fields of the method or of its local training."""
-    plain = name.lower().replace("_", "-")
-    base, changes, _ = VARIANTS.get(plain, (plain, {}, ""))
-    if base not in METHODS:
-        raise unknown("method", name, [*METHODS, *VARIANTS])
+    name = method_name(name)
+    base, changes, _ = VARIANTS.get(name, (name, {}, ""))
     kind = METHODS[base]
     own = {f.name for f in fields(kind)} - {"train"}
     training = {f.name for f in fields(Sgd)}
@@ -163,6 +173,7 @@ def run(
     own = {k: v for k, v in settings.items() if k not in federation_names}
     if isinstance(method, str):
         training = {f.name for f in fields(Sgd)}
+        method = method_name(method)
         base, changes, _ = VARIANTS.get(method, (method, {}, ""))
         presets = {k: v for k, v in usual.items() if k in training} | method_preset(protocol, base)
         method = make_method(method, **presets | changes | own)

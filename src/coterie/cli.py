@@ -77,10 +77,10 @@ def make_parser(argv: list[str]) -> argparse.ArgumentParser:
 
 
 def add_run_flags(parser: argparse.ArgumentParser, argv: list[str]) -> None:
-    from coterie.api import DataSettings, Execution
+    from coterie.api import DataSettings, Execution, make_method
+    from coterie.core.errors import CoterieError
     from coterie.core.local import Sgd
     from coterie.federation import Settings
-    from coterie.methods import METHODS, VARIANTS
 
     add_output(parser)
     parser.add_argument(
@@ -94,10 +94,13 @@ def add_run_flags(parser: argparse.ArgumentParser, argv: list[str]) -> None:
         ("execution", Execution),
     ):
         add_flags(parser, title, kind)
-    name = next((word.lower() for word in argv if not word.startswith("-")), "")
-    base = VARIANTS.get(name, (name,))[0]
-    if base in METHODS and parser.prog.endswith("run"):
-        add_flags(parser, f"{METHODS[base].title}", METHODS[base])
+    for word in argv if parser.prog.endswith("run") else ():
+        try:
+            method = make_method(word)
+        except CoterieError:
+            continue  # a flag, or the value of one
+        add_flags(parser, method.title, type(method))
+        return
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
@@ -167,14 +170,13 @@ def do_demo(chosen: argparse.Namespace) -> None:
 
 def train_all(chosen: argparse.Namespace, names: list[str], seeds: int) -> dict[str, Any]:
     """Every method with every seed, each training once; the outcomes, and a table for people."""
-    from coterie.api import DataSettings, Execution, load_clients, make_method
+    from coterie.api import DataSettings, Execution, load_clients, method_name
     from coterie.core.errors import CoterieError
     from coterie.methods import VARIANTS
 
     if seeds < 1:
         raise CoterieError(f"seeds must be at least 1, not {seeds}")
-    for name in names:
-        make_method(name)  # a wrong name is told before anything is done
+    names = [method_name(name) for name in names]  # a wrong one is told before anything is done
     quiet = hasattr(chosen, "json")
     data = load_clients(**given(chosen, DataSettings))
     first = getattr(chosen, "seed", 0)

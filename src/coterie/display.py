@@ -88,7 +88,8 @@ def watcher(title: str, rounds: int, quiet: bool = False) -> Watcher:
 def show_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
     table = Table(title=title, title_justify="left", caption=note or None, caption_justify="left")
     for i, name in enumerate(header):
-        table.add_column(name, justify="left" if i == 0 else "right", overflow="fold")
+        words = i == 0 or name in ("about", "from")
+        table.add_column(name, justify="left" if words else "right", overflow="fold", no_wrap=i == 0)
     for row in rows:
         table.add_row(*row)
     console.print(table)
