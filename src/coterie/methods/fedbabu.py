@@ -1,8 +1,8 @@
 """Only the encoder is trained, under a head that stays as it was drawn; each client fine-tunes at the end.
 
 Oh, Kim, Yun: FedBABU: Toward Enhanced Representation for Federated Image Classification, ICLR 2022.
-Fine-tuned is the encoder, as many epochs as a round has: that is what FedPAC's comparison must have tested, as its
-numbers are met so, and missed by two to three points with the whole model (FedReG: the head, 10 epochs).
+FedPAC's comparison does not say what it fine-tunes. Here it is the encoder, as many epochs as a round has: our
+inference, because its numbers are met so and missed with the whole model (FedReG: the head, 10 epochs).
 The head that stays is not frozen by a learning rate of zero but not trained at all: weight decay cannot reach it.
 """
 
