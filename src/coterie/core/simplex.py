@@ -2,28 +2,42 @@
 
 Client i mixes the heads of all participants with the weights a that minimise its estimated risk
 
-    a^T (diag(v) + D_i) a    with  a >= 0, sum a = 1,    D_i[j, l] = <h_i - h_j, h_i - h_l>
+    a^T M a    with  a >= 0, sum a = 1,    M = diag(v) + D_i,    D_i[j, l] = <h_j - h_i, h_l - h_i>
 
 (Xu, Tong, Huang: Personalized Federated Learning with Feature Alignment and Classifier Collaboration, 2023).
 In words: with p = sum_j a_j x_j and x_j = (sqrt(v_j) e_j, h_j - h_i), find the shortest p. Such a p is shortest
-when no x_j lies behind it: <p, x_j> >= |p|^2 for all j. The residual says by how much this fails, as a cosine:
+when no x_j lies behind it: (M a)_j = <p, x_j> >= |p|^2 for all j. By how much this fails is the residual, a cosine:
 
     max_j (|p|^2 - <p, x_j>) / (|p| |x_j|)
 
 It has no unit, so one tolerance serves features of every scale, and one client with huge features hides nobody.
+
+Every M is made of entries of one Gram matrix. It is all that leaves the device of the moments, unless its rounding
+errors could hide a wrong answer: then gradients are made from the moments themselves.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+Index = NDArray[np.intp]
 
 AIM = 1e-10  # the solver goes on until the residual is below this
 TOLERANCE = 1e-8  # an answer with a larger residual is refused
 FLOOR = 1e-11  # smallest variance, relative to |h|^2: makes the answer unique, equal clients share equally
-NOISE = 2e-15  # rounding error of a gradient made from the Gram matrix, relative to |h_i| |h_j|
-ROUNDS = 5  # solve, measure with fresh gradients, solve on from there
-BLOCK = 2**18  # numbers in one batch of small matrices: 2 MB stay in the cache
+NOISE = 2e-15  # usual rounding error of what is made from the Gram matrix, relative to the |h| |h| in it
+FIRST = 1.5  # clients in the sets that the search starts from, times the root of S
+GROWTH = 0.25  # share of the largest set that may enter a set at once
+LEAPS = 25  # exchanges of many clients at once; 4 to 12 are usual
+POLISH = 8  # turns with fresh gradients that aim at AIM; after them TOLERANCE is enough
+BLOCK = 2**17  # numbers in one batch of small matrices: 1 MB stays in the cache
 
 
 class SimplexError(RuntimeError):
@@ -37,15 +51,17 @@ def head_weights(moments: Tensor, variances: Tensor) -> Tensor:
     Returns (S, S) float64 on the device of the moments: row i = weights of client i, exact to TOLERANCE.
     Raises ValueError for input that is not finite or negative variances, SimplexError if the check fails.
     """
-    h, v = _normalised(moments, variances)
-    gram = (h @ h.T).cpu()
-    weights = _solve(gram, h, v)
-    worst, client = _residual(weights, h, v, gram).max(0)
-    if not float(worst) <= TOLERANCE:
+    programs = _programs(moments, variances)
+    weights = _exchange(programs)
+    residual = _residual(programs, weights)
+    if not residual.max() <= TOLERANCE:
+        weights = _descend(programs, weights)
+        residual = _residual(programs, weights, fresh=True)
+    if not residual.max() <= TOLERANCE:
         raise SimplexError(
-            f"head weights of client {int(client)}: residual {float(worst):.1e} is above {TOLERANCE:.0e}"
+            f"head weights of client {residual.argmax()}: residual {residual.max():.1e} is above {TOLERANCE:.0e}"
         )
-    return weights.to(moments.device)
+    return torch.from_numpy(weights).to(moments.device)
 
 
 def kkt_residual(weights: Tensor, moments: Tensor, variances: Tensor) -> Tensor:
@@ -55,176 +71,194 @@ def kkt_residual(weights: Tensor, moments: Tensor, variances: Tensor) -> Tensor:
     with variances below FLOOR raised to it as in head_weights.
     Negative weights and sums other than 1 count with their size.
     """
-    h, v = _normalised(moments, variances)
-    return _residual(weights.to("cpu", torch.float64), h, v, (h @ h.T).cpu()).to(moments.device)
+    a = weights.detach().to("cpu", torch.float64).numpy()
+    return torch.from_numpy(_residual(_programs(moments, variances), a, fresh=True)).to(moments.device)
 
 
-def _normalised(moments: Tensor, variances: Tensor) -> tuple[Tensor, Tensor]:
-    """h (S, K*d) shifted to one of the clients, largest entry 1, and v (S,) in that unit: same weights."""
-    h = moments.detach().to(torch.float64).flatten(1)
+class Programs(NamedTuple):
+    """The programs of S clients, on the host but for h. The unit changes no weights."""
+
+    h: Tensor  # (S, K*d), one of the clients is 0
+    unit: float  # of |h|^2 and all that follows
+    gram: Array  # (S, S) <h_j, h_l>
+    v: Array  # (S,)
+    size: Array  # (S,) |h_j|
+    lengths: Array  # (S, S) |x_j| in program i
+    cross: Array  # (S, S): D_i[j, l] = gram[j, l] - cross[i, j] - cross[i, l]
+    diagonal: Array  # (S, S): v_j in program i, lifted so that no rounding error makes M singular
+
+
+def _programs(moments: Tensor, variances: Tensor) -> Programs:
+    h = moments.detach().flatten(1).to(torch.float64)
     v = variances.detach().to(h.device, torch.float64)
     if v.shape != h.shape[:1] or len(h) == 0:
         raise ValueError(f"one variance for each client: {tuple(v.shape)} for moments {tuple(moments.shape)}")
-    if not bool(torch.isfinite(h).all() & torch.isfinite(v).all()):
-        raise ValueError("moments and variances must be finite")
-    if bool((v < 0).any()):
-        raise ValueError("variances must not be negative")
     apart = (h - h.mean(0)).square().sum(1)
-    h = h - h[apart.argsort()[len(h) // 2]]  # an ordinary client is 0: the mean may be far from all of them
-    unit = torch.maximum(h.abs().max(), v.max().sqrt())
-    unit = torch.where(unit > 0, unit, 1.0)
-    h, v = h / unit, v / unit / unit
-    length = h.square().sum(1)
-    typical = (length + v).median()
-    typical = torch.where(typical > 0, typical, (length + v).mean().clamp_min(1e-30))
-    return h, v.clamp_min(FLOOR * typical).maximum(FLOOR * length)
+    h = h - h[apart.argsort()[len(h) // 2 :][:1]]  # an ordinary client is 0: the mean may be far from all of them
+    packed = torch.cat([h @ h.T, v[:, None]], 1).cpu().numpy()  # the only transfer, and synchronisation, of most calls
+    if not np.isfinite(packed).all():
+        raise ValueError("moments and variances must be finite, their squares too")
+    return _scaled(h, packed[:, :-1], packed[:, -1])
 
 
-def _gradient(weights: Tensor, h: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Of row i: <p, x_j> (S, S) and |p|^2 (S,), both on the CPU. No D_i is formed."""
-    a = weights.to(h.device)
-    offset = a @ h - h  # (S, K*d): sum_j a_j h_j - h_i
-    along = offset @ h.T
-    gradient = a * v + along - along.diagonal()[:, None]
-    value = (a.square() * v).sum(1) + offset.square().sum(1)
-    return gradient.cpu(), value.cpu()
-
-
-def _lengths(gram: Tensor, v: Tensor) -> Tensor:
-    """(S, S): |x_j| in the program of client i."""
+def _scaled(h: Tensor, gram: Array, v: Array) -> Programs:
+    if v.min() < 0:
+        raise ValueError("variances must not be negative")
+    unit = float(max(gram.diagonal().max(), v.max())) or 1.0
+    gram, v = gram / unit, v / unit
     squares = gram.diagonal()
-    distances = (squares[:, None] + squares - 2 * gram).clamp_min(0)
-    return (v.cpu() + distances).sqrt()
+    total = squares + v
+    typical = np.sort(total)[(len(v) - 1) // 2] or max(total.mean(), 1e-30)
+    v = np.maximum(v, FLOOR * np.maximum(squares, typical))
+    distances = (squares[:, None] + squares - 2 * gram).clip(0)
+    lift = 2 * NOISE * (squares[:, None] + squares)
+    lengths = np.sqrt(v + distances)
+    return Programs(h, unit, gram, v, np.sqrt(squares), lengths, gram - 0.5 * squares[:, None], v + lift)
 
 
-def _cosines(gradient: Tensor, value: Tensor, lengths: Tensor) -> Tensor:
-    return ((value[:, None] - gradient) / (value.sqrt()[:, None] * lengths)).amax(1)
+def _gradient(programs: Programs, a: Array, rows: Index, fresh: bool = False) -> Array:
+    """(B, S): M a = <p, x_j> for the programs of these rows, from the Gram matrix or fresh from the moments."""
+    if fresh:
+        h = programs.h
+        offset = torch.from_numpy(a).to(h.device) @ h - h[torch.from_numpy(rows)]  # (B, K*d): sum_l a_l h_l - h_i
+        along: Array = (offset @ h.T).cpu().numpy() / programs.unit
+    else:
+        along = a @ programs.gram - programs.gram[rows]
+    return a * programs.v + along - along[np.arange(len(rows)), rows][:, None]
 
 
-def _residual(weights: Tensor, h: Tensor, v: Tensor, gram: Tensor) -> Tensor:
-    dual = _cosines(*_gradient(weights, h, v), _lengths(gram, v))
-    primal = (weights.sum(1) - 1).abs().maximum(-weights.amin(1))
-    return dual.maximum(primal).clamp_min(0)
+def _blur(programs: Programs, a: Array, rows: Index) -> Array:
+    """(B, S): what rounding errors of a gradient from the Gram matrix are relative to."""
+    size = programs.size
+    return (size[rows] + np.abs(a) @ size)[:, None] * (size[rows, None] + size)
 
 
-def _solve(gram: Tensor, h: Tensor, v: Tensor) -> Tensor:
-    """All programs. The active set works on the Gram matrix; where rounding blurs it, fresh gradients go on."""
-    matrix = gram + v.cpu().diag()
-    lengths = _lengths(gram, v)
-    weights = _start(matrix, gram)
-    size = matrix.diagonal().sqrt()
-    for attempt in range(ROUNDS):
-        gradient, value = _gradient(weights, h, v)
-        todo = (_cosines(gradient, value, lengths) > AIM).nonzero()[:, 0]
-        if len(todo) == 0:
+def _residual(programs: Programs, a: Array, fresh: bool = False) -> Array:
+    """(S,): as a cosine. If not fresh, the most that rounding errors can hide is added."""
+    rows = np.arange(len(a))
+    gradient = _gradient(programs, a, rows, fresh)
+    value = (a * gradient).sum(1, keepdims=True).clip(1e-300)  # |p|^2
+    behind = value - gradient
+    if not fresh:
+        worst = sum(programs.h.shape) * 2.0**-52  # error of a sum of S sums of K*d products
+        behind = behind + 2 * worst * _blur(programs, a, rows)
+    dual: Array = (behind / (np.sqrt(value) * programs.lengths)).max(1).clip(0)
+    primal: Array = np.maximum(np.abs(a.sum(1) - 1), -a.min(1))
+    return primal.clip(dual)
+
+
+def _exchange(programs: Programs) -> Array:
+    """Finds which weights are not 0, from the Gram matrix. A row that does not end is left at the client's own head.
+
+    Without a >= 0 the minimum over a set of clients is M^-1 1, scaled to sum 1. Whoever has a negative weight
+    leaves the set, those who lie behind p most enter it, all at once, until there are none. Sets may come back;
+    then one client at a time changes, the last one, and in exact numbers no set does (Murty 1974).
+    """
+    clients = len(programs.v)
+    own = np.eye(clients, dtype=np.bool_)
+    free = _free(programs)
+    inside: Mask = free.min(1) > 0  # nobody has to leave: the answer
+    weights = np.where(inside[:, None], free, own)
+    rows = np.flatnonzero(~inside)
+    active = own[rows] | _largest(free[rows], int(FIRST * clients**0.5))
+    for turn in range(LEAPS + 5 * clients):
+        if len(rows) == 0:
             break
-        bar = AIM * value[todo].sqrt()[:, None] * lengths[todo]
-        if attempt == 0:
-            bar = bar.maximum(NOISE * size[todo, None] * size)
-        weights[todo] = _active_set(matrix, weights[todo], gradient[todo], bar)
+        z = _solve(programs, active, rows, np.ones(active.shape))
+        value = 1 / z.sum(1, keepdims=True)  # |p|^2
+        a = z * value
+        behind = value - _gradient(programs, a, rows)
+        behind[active | (behind <= AIM * value + NOISE * _blur(programs, a, rows))] = 0
+        most = max(1, int(GROWTH * active.sum(1).max()))
+        change = _largest(behind / programs.lengths[rows], most) | (a < 0)
+        if turn >= LEAPS:
+            change &= change[:, ::-1].cumsum(1)[:, ::-1] == 1  # the last
+        going = change.any(1)
+        weights[rows[~going]] = a[~going]
+        rows, active = rows[going], active[going] ^ change[going]
     return weights
 
 
-def _start(matrix: Tensor, gram: Tensor) -> Tensor:
-    """Where the minimum without a >= 0 is inside the simplex, it is the answer; else the client on its own."""
-    own = torch.eye(len(matrix), dtype=matrix.dtype)
-    factor, failed = torch.linalg.cholesky_ex(matrix)
-    if int(failed):
-        return own
-    free = torch.cholesky_solve(gram, factor).T
-    ones = torch.cholesky_solve(torch.ones_like(gram[:, :1]), factor)[:, 0]
-    free = free + (1 - free.sum(1, keepdim=True)) * ones / ones.sum()
-    return torch.where((free > 0).all(1, keepdim=True), free, own)
+def _free(programs: Programs) -> Array:
+    """(S, S): the minima without a >= 0, over all clients. One matrix serves all: on sum a = 1, a^T M a is
+    a^T (diag(v) + gram) a - 2 gram_i a, and a constant."""
+    gram, v = programs.gram, programs.v
+    solved = np.linalg.solve(gram + np.diag(v), np.column_stack([gram, np.ones(len(v))]))
+    free: Array = solved[:, :-1].T.astype(np.float64, copy=False)
+    ones = solved[:, -1]
+    return free + np.outer(1 - free.sum(1), ones / ones.sum())
 
 
-def _active_set(matrix: Tensor, start: Tensor, slope: Tensor, bar: Tensor) -> Tensor:
-    """Primal active set for B programs at once, from a feasible start (B, S) with gradient slope (B, S).
+def _largest(values: Array, most: int) -> Mask:
+    """(B, S): the `most` largest values of each row, if they are positive."""
+    positive = values > 0
+    if most >= values.shape[1]:
+        return positive
+    return positive & (values >= np.partition(values, -most, axis=1)[:, -most, None])
 
-    Inside its active set a row takes Newton steps. A step that would leave the simplex ends at the border and
-    drops what became 0. A settled row lets in the weights whose growth lowers the objective most, if by more
-    than the bar (B, S); with none left it is done. Each step lowers the objective, so no set comes back; where
-    rounding spoils that, the rows stop at the limit and the caller's check decides.
+
+def _descend(programs: Programs, weights: Array) -> Array:
+    """Solves on with fresh gradients: slow, but each step goes down from weights >= 0 to weights >= 0.
+
+    Every other turn lets in the one client that lies behind p most. A step to the minimum over a set that would
+    leave the simplex ends at its border. At the limit the rows stay as they are, and the caller's check decides.
     """
-    answer, rows = start.clone(), torch.arange(len(start))
-    x, r = start, slope
-    active = x > 0
-    for _ in range(50 + 5 * x.shape[1]):
-        direction = _newton(matrix, active, r)
-        waiting = active & (x == 0)
-        refused = waiting & (direction <= 0)
-        stays = refused.any(1)  # solve again without them
-        stuck = stays & (refused == waiting).all(1)  # all descent is below rounding error
-
-        moved, share = _step(x, direction)
-        share = share.masked_fill(stays, 0.0)
-        x = torch.where(stays[:, None], x, moved)
-        active = torch.where(stays[:, None], active & ~refused, x > 0)
-        r = r * (1 - share[:, None])  # inside the active set, up to a constant
-        settled = share == 1
-        r[settled] = slope[settled] + (x[settled] - start[settled]) @ matrix
-        enters = _entrants(x, r, bar, active, settled)
-        active = active | enters
-
-        answer[rows] = x
-        still = ~stuck & ~(settled & ~enters.any(1))
-        if not bool(still.any()):
+    weights = weights.copy()
+    rows = np.arange(len(weights))
+    for turn in range(50 + 5 * len(weights)):
+        a = weights[rows]
+        gradient = _gradient(programs, a, rows, fresh=True)
+        value = (a * gradient).sum(1, keepdims=True).clip(1e-300)
+        behind = (value - gradient) / (np.sqrt(value) * programs.lengths[rows])
+        aim = AIM if turn < POLISH else TOLERANCE / 2
+        going = (behind > aim).any(1)
+        if not going.any():
             break
-        if not bool(still.all()):
-            x, r, active, start, slope, bar, rows = (part[still] for part in (x, r, active, start, slope, bar, rows))
+        a, gradient, behind, rows = a[going], gradient[going], behind[going], rows[going]
+        active = a > 0
+        if turn % 2:
+            active |= _largest(np.where(active | (behind <= aim), 0.0, behind), 1)
+        z, y = (_solve(programs, active, rows, right) for right in (np.ones(a.shape), gradient))
+        weights[rows] = _step(a, z * (y.sum(1) / z.sum(1))[:, None] - y)
+    return weights
+
+
+def _step(a: Array, direction: Array) -> Array:
+    """As far along the direction as a >= 0 allows."""
+    ratio = np.divide(a, -direction, out=np.full(a.shape, np.inf), where=direction < 0)
+    share = ratio.min(1, keepdims=True).clip(None, 1.0)
+    moved = np.where(ratio <= share, 0.0, a + share * direction).clip(0)
+    moved /= moved.sum(1, keepdims=True)
+    return moved
+
+
+def _solve(programs: Programs, active: Mask, rows: Index, right: Array) -> Array:
+    """(B, S): M^-1 right for the programs of these rows, each within its active set (B, S); 0 outside."""
+    answer = np.zeros(right.shape)
+    counts = active.sum(1)
+    order = np.argsort(-counts)  # sets of like size together: little to fill up
+    first = 0
+    while first < len(order):
+        width = int(counts[order[first]])
+        part = order[first : first + max(1, BLOCK // width**2)]
+        row, client = active[part].nonzero()
+        used = np.arange(width) < counts[part, None]  # (B, w)
+        index = np.zeros(used.shape, dtype=np.intp)
+        index[used] = client  # both run row by row
+        blocks = _blocks(programs, rows[part, None], index, used)
+        solved = np.linalg.solve(blocks, right[part[:, None], index][:, :, None])
+        answer[part[row], client] = solved[used, 0]
+        first += len(part)
     return answer
 
 
-def _newton(matrix: Tensor, active: Tensor, r: Tensor) -> Tensor:
-    """Direction (B, S) to the minimum over the active set; its entries sum to 0.
-
-    The smallest member of a set is its base: each other weight grows at the base's cost. So the systems hold
-    differences from the base, and no rounding error of a huge client falls on the others.
-    """
-    base = torch.where(active, matrix.diagonal(), torch.inf).argmin(1)
-    others = active.scatter(1, base[:, None], False)
-    direction = torch.zeros_like(r)
-    counts, order = others.sum(1).sort(descending=True)  # sets of like size together: little padding
-    first = 0
-    while first < len(order) and counts[first] > 0:
-        rows = order[first : first + max(1, BLOCK // int(counts[first]) ** 2)]
-        index, used = _packed(others[rows], counts[first : first + len(rows)])
-        fall = r[rows, base[rows]][:, None] - r[rows[:, None], index]
-        step = _solve_blocks(matrix, base[rows, None], index, used, fall)
-        direction[rows[:, None].expand_as(index)[used], index[used]] = step[used]
-        first += len(rows)
-    return direction.scatter(1, base[:, None], -direction.sum(1, keepdim=True))
-
-
-def _packed(active: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Indices (B, width) of the active weights of each row, filled up with 0, and which of them are used."""
-    used = torch.arange(int(counts[0])) < counts[:, None]
-    index = torch.zeros(used.shape, dtype=torch.int64)
-    index[used] = active.nonzero()[:, 1]  # both run row by row
-    return index, used
-
-
-def _solve_blocks(matrix: Tensor, base: Tensor, index: Tensor, used: Tensor, fall: Tensor) -> Tensor:
-    """Of each row, the step (B, width) at which all gradients equal that of the base (B, 1)."""
-    cross = matrix[base, index] - 0.5 * matrix[base, base]
-    blocks = matrix[index[:, :, None], index[:, None, :]] - cross[:, :, None] - cross[:, None, :]
-    blocks = blocks * (used[:, :, None] & used[:, None, :])
-    blocks.diagonal(dim1=1, dim2=2).add_((~used).to(blocks.dtype))  # identity where the row has no entry
-    factor = torch.linalg.cholesky_ex(blocks).L
-    return torch.cholesky_solve((fall * used)[:, :, None], factor)[..., 0]
-
-
-def _step(x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-    """As far along the direction as x >= 0 allows: the new x and the share (B,) of the way it went."""
-    ratio = torch.where(direction < 0, -x / direction, torch.inf)
-    share = ratio.amin(1).clamp_max(1.0)
-    x = torch.where(ratio <= share[:, None], 0.0, x + share[:, None] * direction).clamp_min(0)
-    return x / x.sum(1, keepdim=True), share
-
-
-def _entrants(x: Tensor, r: Tensor, bar: Tensor, active: Tensor, settled: Tensor) -> Tensor:
-    """(B, S): the weights to let in, at most half as many as the largest active set holds."""
-    excess = ((x * r).sum(1, keepdim=True) - r) / bar
-    excess = excess.masked_fill(active | ~settled[:, None], 0.0)
-    most = max(1, int(active.sum(1).max()) // 2)
-    best, index = excess.topk(min(most, x.shape[1]), dim=1)
-    return torch.zeros_like(active).scatter_(1, index, best > 1)
+def _blocks(programs: Programs, own: Index, index: Index, used: Mask) -> Array:
+    """(B, w, w): rows and columns `index` (B, w) of the M of client `own` (B, 1); of the identity where not used."""
+    cross = programs.cross[own, index]
+    blocks = programs.gram.take(index[:, :, None] * len(programs.gram) + index[:, None, :])
+    blocks -= cross[:, :, None]
+    blocks -= cross[:, None, :]
+    blocks *= used[:, :, None] & used[:, None, :]
+    places = np.arange(index.shape[1])
+    blocks[:, places, places] += np.where(used, programs.diagonal[own, index], 1.0)
+    return blocks
