@@ -17,8 +17,6 @@ from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin take the core from those that work
 
-NEW = {"new_pre": "new: before", "new_post": "new: after", "new_global": "new: global"}  # columns for new clients
-
 
 def main(argv: Sequence[str] | None = None) -> None:
     from coterie.core.errors import CoterieError
@@ -58,17 +56,28 @@ def make_parser(argv: list[str]) -> argparse.ArgumentParser:
     compare = command("compare", do_compare, "train with several methods on the same data, and compare")
     compare.add_argument("methods", metavar="METHOD", nargs="+")
     compare.add_argument("--seeds", type=int, help="runs of each method, with seeds SEED, SEED + 1, ...")
+    compare.add_argument("--against", metavar="METHOD", help="which of them the others are tested against; the last")
+    add_format(compare)
     methods = command("methods", do_methods, "list the methods")
     data = command("data", do_data, "list the datasets and partition rules")
     data.add_argument("--data-dir", metavar="FOLDER", help="folder with datasets (or set COTERIE_DATA)")
     pictures = command("pictures", do_pictures, "draw a partition, FedReG's rebalancing of it, and augmented samples")
     pictures.add_argument("--out", metavar="FOLDER", required=True, help="folder for the pictures")
     pictures.add_argument("--threshold", default="average", help="average, median, max or second-smallest")
+    recipes = command("recipes", do_recipes, "list the tables and figures of the papers that can be run again")
+    recipes.add_argument("filter", metavar="WORD", nargs="*", help="only those that have all these words in them")
+    recipes.add_argument("--data-dir", metavar="FOLDER", help="folder with datasets (or set COTERIE_DATA)")
+    reproduce = command("reproduce", do_reproduce, "run a recipe, and put its numbers beside the published ones")
+    add_reproduce_flags(reproduce)
     methods.add_argument("--markdown", action="store_true", help="print docs/methods.md")
-    for listing in (methods, data):
+    for listing in (methods, data, recipes):
         listing.add_argument("--json", action="store_true", help="print JSON")
     if argv and argv[0] in ("run", "compare"):  # torch is imported only for those who need it
         add_run_flags(run if argv[0] == "run" else compare, argv[1:])
+    if argv and argv[0] == "reproduce":
+        from coterie.api import Execution
+
+        add_flags(reproduce, "execution", Execution)
     if argv and argv[0] == "pictures":
         from coterie.api import DataSettings
 
@@ -101,6 +110,26 @@ def add_run_flags(parser: argparse.ArgumentParser, argv: list[str]) -> None:
             continue  # a flag, or the value of one
         add_flags(parser, method.title, type(method))
         return
+
+
+def add_reproduce_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", metavar="RECIPE", help="a name that `coterie recipes` lists, or a YAML file")
+    parser.add_argument("--methods", metavar="METHOD", nargs="+", help="only these of its methods")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each, with seeds 0, 1, ... (usually 3)")
+    parser.add_argument("--rounds", type=int, help="other rounds than the paper's; kept apart from full runs")
+    parser.add_argument("--out", metavar="FOLDER", default="runs/recipes", help="folder of results (runs/recipes)")
+    parser.add_argument("--data-dir", metavar="FOLDER", help="folder with datasets (or set COTERIE_DATA)")
+    parser.add_argument("--show", action="store_true", help="run nothing, only show what is there")
+    parser.add_argument("--commit", help="commit of this code, where git does not say it")
+    add_format(parser)
+
+
+def add_format(parser: argparse.ArgumentParser) -> None:
+    from coterie.tables import FORMATS
+
+    parser.add_argument(
+        "--format", choices=FORMATS, help="form of the tables; if not terminal, nothing else is printed"
+    )
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
@@ -177,7 +206,11 @@ def train_all(chosen: argparse.Namespace, names: list[str], seeds: int) -> dict[
     if seeds < 1:
         raise CoterieError(f"seeds must be at least 1, not {seeds}")
     names = [method_name(name) for name in names]  # a wrong one is told before anything is done
-    quiet = hasattr(chosen, "json")
+    against = method_name(getattr(chosen, "against", names[-1]))
+    if against not in names:
+        raise CoterieError(f"{against} is not among the methods that are compared, so nothing can be tested against it")
+    format = getattr(chosen, "format", "terminal")
+    quiet = hasattr(chosen, "json") or format != "terminal"
     data = load_clients(**given(chosen, DataSettings))
     first = getattr(chosen, "seed", 0)
     trainings = list(dict.fromkeys(VARIANTS[n][0] if n in VARIANTS and not VARIANTS[n][1] else n for n in names))
@@ -195,9 +228,16 @@ def train_all(chosen: argparse.Namespace, names: list[str], seeds: int) -> dict[
     table = {"data": data.name, "clients": data.clients, "folder": str(base), "outcomes": rows}
     if many:
         (base / "compare.json").write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
-    if not quiet:
-        show(table, seeds)
+    if not hasattr(chosen, "json"):
+        show(table, seeds, title(against), format)
     return table
+
+
+def title(name: str) -> str:
+    """Of a method or variant, as in tables."""
+    from coterie.methods import METHODS, VARIANTS
+
+    return VARIANTS[name][2] if name in VARIANTS else METHODS[name].title
 
 
 def default_folder(names: list[str], data: str) -> Path:
@@ -208,6 +248,7 @@ def train_one(
     chosen: argparse.Namespace, name: str, seed: int, data: Any, how: Any, out: Path, quiet: bool
 ) -> list[dict[str, Any]]:
     from coterie.api import make_method, run
+    from coterie.comparison import NEW
     from coterie.core.local import Sgd
     from coterie.display import watcher
     from coterie.federation import Settings
@@ -218,9 +259,8 @@ def train_one(
     settings = {**given(chosen, Sgd), **given(chosen, Settings), **given(chosen, kind), "seed": seed}
     protocol = getattr(chosen, "protocol", "pac")
     rounds = settings.get("rounds") or preset(protocol, data.name).get("rounds", Settings.rounds)
-    title = VARIANTS[name][2] if name in VARIANTS else kind.title
     start = time.monotonic()
-    with watcher(title, rounds, quiet) as watch:
+    with watcher(title(name), rounds, quiet) as watch:
         result = run(
             name,
             getattr(chosen, "model", None),
@@ -238,7 +278,7 @@ def train_one(
     post = next((r for r in reversed(result.history) if ("post", "test") in r.scores), last)
     return [
         {
-            "method": title.replace(kind.title, o.name, 1) if name in VARIANTS and VARIANTS[name][1] else o.name,
+            "method": title(name).replace(kind.title, o.name, 1) if name in VARIANTS and VARIANTS[name][1] else o.name,
             "seed": seed,
             "reported": o.point,
             **o.last._asdict(),
@@ -250,38 +290,23 @@ def train_one(
             **{p: v for r in result.history for p in NEW if (v := r.accuracy(p)) is not None},
             "megabytes": round(sum(r.bytes_up + r.bytes_down for r in result.history) / 1e6, 3),
             "seconds": round(seconds, 2),
+            "clients": scores.clients[scores.total > 0].tolist(),
+            "accuracies": scores.accuracy[scores.total > 0].tolist(),
         }
         for o in result.outcomes()
+        for scores in [list(result.history.with_point(o.point))[-1].scores[o.point, "test"]]
     ]
 
 
-def show(table: dict[str, Any], seeds: int) -> None:
-    from coterie.display import console, show_table
+def show(table: dict[str, Any], seeds: int, against: str, format: str) -> None:
+    from coterie import tables
+    from coterie.comparison import comparison
 
-    rows: dict[str, list[dict[str, Any]]] = {}
-    for outcome in table["outcomes"]:
-        rows.setdefault(outcome["method"], []).append(outcome)
+    tables.show(comparison(table, seeds, against), format)
+    if format == "terminal":
+        from coterie.display import console
 
-    def cell(group: list[dict[str, Any]], key: str, scale: float = 100) -> str:
-        values = [scale * o[key] for o in group if o.get(key) is not None]
-        if not values:
-            return "-"
-        mean = sum(values) / len(values)
-        spread = (sum((v - mean) ** 2 for v in values) / max(len(values) - 1, 1)) ** 0.5
-        return f"{mean:.2f} ± {spread:.2f}" if len(values) > 1 else f"{mean:.2f}"
-
-    columns = {"accuracy": "mean", "± clients": "std", "worst 10 %": "worst10", "before": "pre", "after": "post"}
-    columns |= {"global": "global", "by validation": "best_by_validation", **{name: key for key, name in NEW.items()}}
-    used = {name: key for name, key in columns.items() if any(o.get(key) is not None for o in table["outcomes"])}
-    show_table(
-        f"Accuracy on {table['clients']} clients of {table['data']}, percent",
-        ["method", *used, "MB sent"],
-        [[name, *(cell(g, k) for k in used.values()), cell(g, "megabytes", 1)] for name, g in rows.items()],
-        "accuracy: mean over clients after the last round, measured where the method's paper does; before and after: "
-        "personal model before and after local training"
-        + (f"; mean and standard deviation of {seeds} seeds" if seeds > 1 else ""),
-    )
-    console.print(f"Everything is in {table['folder']}", soft_wrap=True, highlight=False)
+        console.print(f"Everything is in {table['folder']}", soft_wrap=True, highlight=False)
 
 
 def do_methods(chosen: argparse.Namespace) -> None:
@@ -308,6 +333,51 @@ def do_data(chosen: argparse.Namespace) -> None:
         return
     show_list(chosen, "Datasets", datasets, ("name", "about", "from"))
     show_list(chosen, "Partition rules", rules, ("name", "about"))
+
+
+def do_recipes(chosen: argparse.Namespace) -> None:
+    from coterie.core.errors import CoterieError
+    from coterie.recipes import listing, matches, recipes, shortened
+
+    words = getattr(chosen, "filter", [])
+    listed = [listing(r, getattr(chosen, "data_dir", None)) for r in recipes() if matches(r, words)]
+    if not listed:
+        raise CoterieError(f"no recipe has '{' '.join(words)}' in it; `coterie recipes` lists all")
+    if not hasattr(chosen, "json"):
+        listed = [{**r, **shortened(r)} for r in listed]
+    show_list(chosen, "Recipes", listed, ("id", "from", "dataset", "clients", "methods", "steps", "at hand"))
+
+
+def do_reproduce(chosen: argparse.Namespace) -> None:
+    from coterie import tables
+    from coterie.api import Execution
+    from coterie.core.errors import CoterieError
+    from coterie.display import watcher
+    from coterie.recipes import find
+    from coterie.reproduce import chosen_rows, report, reproduce
+    from coterie.results import Shelf
+
+    recipe, shelf = find(chosen.recipe), Shelf(Path(chosen.out))
+    rows = chosen_rows(recipe, getattr(chosen, "methods", None))
+    rounds, format = getattr(chosen, "rounds", None), getattr(chosen, "format", "terminal")
+    wrong = (
+        []
+        if hasattr(chosen, "show")
+        else reproduce(
+            recipe,
+            rows,
+            shelf,
+            seeds=chosen.seeds,
+            rounds=rounds,
+            how=Execution(**given(chosen, Execution)),
+            data_dir=getattr(chosen, "data_dir", None),
+            commit=getattr(chosen, "commit", None),
+            watching=lambda title, rounds: watcher(title, rounds, format != "terminal"),
+        )
+    )
+    tables.show(report(recipe, rows, shelf, chosen.seeds, rounds), format)
+    if wrong:
+        raise CoterieError("; ".join(wrong))
 
 
 def do_pictures(chosen: argparse.Namespace) -> None:

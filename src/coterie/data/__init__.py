@@ -1,6 +1,6 @@
 """Datasets, and ways to divide them among clients."""
 
-from coterie.data.datasets import DATASETS, Dataset, load
+from coterie.data.datasets import DATASETS, Dataset, at_hand, load
 from coterie.data.gather import divide, federate
 from coterie.data.partition import Labels, Partition
 from coterie.data.picture import picture
@@ -14,6 +14,7 @@ __all__ = [
     "Dataset",
     "Labels",
     "Partition",
+    "at_hand",
     "divide",
     "federate",
     "load",

@@ -31,6 +31,21 @@ LETTERS = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 GARMENTS = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
+
+def _idx_files(prefix: str = "", test: str = "t10k") -> tuple[str, ...]:
+    kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
+    return tuple(f"{prefix}{split}-{kind}" for split in ("train", test) for kind in kinds)
+
+
+FILES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # folders that they may lie in, and their names
+    "mnist": (("MNIST/raw",), _idx_files()),
+    "fashion-mnist": (("FashionMNIST/raw",), _idx_files()),
+    "emnist": (("EMNIST/raw", "gzip"), _idx_files("emnist-byclass-", "test")),
+    "cifar10": (("cifar-10-batches-py",), (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")),
+    "cifar100": (("cifar-100-python",), ("train", "test", "meta")),
+    "cinic10": (("CINIC-10", "cinic-10", "cinic10"), ("train", "test")),
+}
+
 FIRST_LABELS = {  # tells the two apart where their equally named files lie in no folder of their own
     "mnist": [5, 0, 4, 1, 9, 2, 1, 3, 1, 4, 3, 5],
     "fashion-mnist": [9, 0, 0, 3, 0, 2, 7, 2, 5, 5, 0, 9],
@@ -81,6 +96,14 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset:
     return DATASETS[known].read(_roots(data_dir))
 
 
+def at_hand(name: str, data_dir: str | os.PathLike[str] | None = None) -> bool:
+    """Whether its files are where `load` would look; they are not read."""
+    try:
+        return name not in FILES or bool(_find(name, _roots(data_dir)))
+    except CoterieError:
+        return False
+
+
 def _plain(name: str) -> str:
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
@@ -95,8 +118,11 @@ def _roots(data_dir: str | os.PathLike[str] | None) -> list[Path]:
         return []
 
 
-def _find(name: str, places: Sequence[Path], files: Sequence[str]) -> dict[str, Path]:
-    """The named files, of the first place that has them all, gzipped or not."""
+def _find(name: str, roots: Sequence[Path]) -> dict[str, Path]:
+    """The files of a dataset, of the first place that has them all, gzipped or not."""
+    folders, files = FILES[name]
+    places = [root / folder for root in roots for folder in (*folders, "")]
+    places += [DEBIAN_FASHION] if name == "fashion-mnist" else []
     for place in places:
         found = {file: path for file in files for path in (place / f"{file}.gz", place / file) if os.path.exists(path)}
         if len(found) == len(files):
@@ -121,47 +147,36 @@ def _read_idx_pair(images: Path, labels: Path) -> Arrays:
     return x[:, None], y
 
 
-def _mnist_family(
-    name: str, classes: tuple[str, ...], places: Sequence[Path], prefix: str = "", test: str = "t10k"
-) -> Dataset:
-    kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
-    files = [f"{prefix}{split}-{kind}" for split in ("train", test) for kind in kinds]
-    found = _find(name, places, files)
-    splits = [_read_idx_pair(found[files[i]], found[files[i + 1]]) for i in (0, 2)]
+def _mnist_family(name: str, classes: tuple[str, ...], roots: Sequence[Path]) -> Dataset:
+    files = list(_find(name, roots).values())
+    splits = [_read_idx_pair(files[i], files[i + 1]) for i in (0, 2)]
     for other, first in FIRST_LABELS.items():
-        if other != name and not prefix and splits[0][1][: len(first)].tolist() == first:
-            raise CoterieError(f"{found[files[0]].parent}: these files are {other}, not {name}")
+        if other != name and splits[0][1][: len(first)].tolist() == first:
+            raise CoterieError(f"{files[0].parent}: these files are {other}, not {name}")
     return _dataset(name, splits[0], splits[1], classes)
 
 
-def _under(roots: Sequence[Path], *folders: str) -> list[Path]:
-    return [root / folder for root in roots for folder in (*folders, "")]
-
-
 def _read_mnist(roots: Sequence[Path]) -> Dataset:
-    return _mnist_family("mnist", DIGITS, _under(roots, "MNIST/raw"))
+    return _mnist_family("mnist", DIGITS, roots)
 
 
 def _read_fashion(roots: Sequence[Path]) -> Dataset:
-    return _mnist_family("fashion-mnist", GARMENTS, [*_under(roots, "FashionMNIST/raw"), DEBIAN_FASHION])
+    return _mnist_family("fashion-mnist", GARMENTS, roots)
 
 
 def _read_emnist(roots: Sequence[Path]) -> Dataset:
-    places = _under(roots, "EMNIST/raw", "gzip")
-    stored = _mnist_family("emnist", DIGITS + LETTERS, places, "emnist-byclass-", "test")  # with columns as rows
+    stored = _mnist_family("emnist", DIGITS + LETTERS, roots)  # with columns as rows
     return replace(stored, x_train=stored.x_train.mT.contiguous(), x_test=stored.x_test.mT.contiguous())
 
 
 def _read_cifar10(roots: Sequence[Path]) -> Dataset:
-    files = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
-    found = _find("cifar10", _under(roots, "cifar-10-batches-py"), files)
-    batches = [read_cifar(found[file], b"labels") for file in files]
+    batches = [read_cifar(path, b"labels") for path in _find("cifar10", roots).values()]
     x, y = (np.concatenate(parts) for parts in zip(*batches[:5], strict=True))
     return _dataset("cifar10", (x, y), batches[5], CIFAR10)
 
 
 def _read_cifar100(roots: Sequence[Path]) -> Dataset:
-    found = _find("cifar100", _under(roots, "cifar-100-python"), ["train", "test", "meta"])
+    found = _find("cifar100", roots)
     names = read_pickle(found["meta"]).get(b"fine_label_names")
     if not isinstance(names, list):
         raise CoterieError(f"{found['meta']}: no class names in it")
@@ -171,7 +186,7 @@ def _read_cifar100(roots: Sequence[Path]) -> Dataset:
 
 
 def _read_cinic10(roots: Sequence[Path]) -> Dataset:
-    found = _find("cinic10", _under(roots, "CINIC-10", "cinic-10", "cinic10"), ["train", "test"])
+    found = _find("cinic10", roots)
     (*train, classes), (*test, others) = (read_image_folders(found[split], 32) for split in ("train", "test"))
     if classes != others:
         raise CoterieError(f"{found['test']}: its class folders differ from those in {found['train']}")

@@ -1,0 +1,266 @@
+"""Recipes from YAML files. What is wrong in one is told with file and key."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import typing
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from coterie.api import method_name
+from coterie.core.errors import CoterieError, unknown
+from coterie.core.local import Sgd
+from coterie.data import DATASETS, PARTITIONS
+from coterie.federation import Settings
+from coterie.federation.history import POINTS
+from coterie.methods import METHODS, VARIANTS
+from coterie.models import MODELS
+from coterie.protocols import PROTOCOLS
+from coterie.recipes.keys import Keys, fitting, load_yaml
+from coterie.recipes.recipe import AVERAGES, PERSONAL, REPORTS, Case, Published, Recipe, Row, Value
+
+RECIPES = Path(__file__).parent
+NEEDED = ("rounds", "join_ratio", "epochs", "batch", "lr", "momentum", "weight_decay")
+READ_AT = {**POINTS, "last_trained": "personal models as each client last trained them"}
+SETTING_KINDS = {
+    f.name: kind for t in (Settings, Sgd) for f in fields(t) for kind in [typing.get_type_hints(t)[f.name]]
+}
+
+
+@cache
+def recipes() -> tuple[Recipe, ...]:
+    """All that come with Coterie, by paper."""
+    return tuple(read_recipe(path) for path in sorted(RECIPES.glob("*/*.yaml"), key=lambda path: natural(path.stem)))
+
+
+def natural(name: str) -> list[tuple[bool, float, str]]:
+    """P1-T2 before P1-T10."""
+    words = "".join(c if c.isdigit() or c == "." else f" {c} " for c in name).split()
+    return [(True, float(w), "") if w[0].isdigit() else (False, 0.0, w) for w in words]
+
+
+def find(name: str) -> Recipe:
+    """A recipe by one of its names, or from a file."""
+    if name.endswith((".yaml", ".yml")):
+        return read_recipe(Path(name))
+    for path in RECIPES.glob("*/*.yaml"):
+        if path.stem.lower() == name.lower():
+            return read_recipe(path)
+    known = {other: recipe for recipe in recipes() for other in (recipe.id, *recipe.also)}
+    for other, recipe in known.items():
+        if other.lower() == name.lower():
+            return recipe
+    near = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else "`coterie recipes` lists them"
+    raise CoterieError(f"unknown recipe '{name}': {hint}")
+
+
+def read_recipe(path: Path) -> Recipe:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CoterieError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    try:
+        return parse(load_yaml(text), path.stem)
+    except CoterieError as error:
+        raise CoterieError(f"{path}: {error}") from None
+
+
+def parse(document: Any, stem: str) -> Recipe:
+    top = Keys("", document)
+    rule, partition = read_partition(top.take("partition", dict))
+    instead = top.take("instead", str, None)
+    settings = read_settings("settings: ", top.take("settings", dict), SETTING_KINDS)
+    for name in NEEDED if instead is None else ():
+        if name not in settings:
+            raise CoterieError(f"settings: {name} is missing")
+    kinds = {**SETTING_KINDS, **rule_kinds(rule), "dataset": str, "model": str}
+    for row in fitting("rows", top.left.get("rows", []), list):
+        kinds |= method_kinds(row.get("method") if isinstance(row, dict) else None)
+    vary = read_vary(top.take("vary", dict, {}), kinds)
+    measures = read_measures(top.take("measures", dict, {"accuracy": PERSONAL}))
+    rows = [read_row(f"rows[{i}].", row, vary, measures, kinds) for i, row in enumerate(top.take("rows", list))]
+    names = [row.name for row in rows]
+    found = Recipe(
+        id=top.take("id", str),
+        also=tuple(texts("also", top.take("also", list, []))),
+        paper=top.take("paper", str),
+        place=top.take("place", str),
+        protocol=top.name("protocol", PROTOCOLS),
+        dataset=top.name("dataset", DATASETS),
+        partition={"rule": rule, **partition},
+        model=top.name("model", MODELS),
+        settings=settings,
+        vary=vary,
+        cases=read_cases("cases", top.take("cases", list, []), vary, kinds),
+        report=top.name("report", REPORTS),
+        average=top.name("average", AVERAGES),
+        measures=measures,
+        records=read_records(top.take("records", dict, {})),
+        rows=tuple(rows),
+        against=top.name("against", names, names[-1] if names else ""),  # papers end with theirs
+        instead=instead,
+        notes=tuple(texts("notes", top.take("notes", list, []))),
+    )
+    top.close()
+    if found.id != stem:
+        raise CoterieError(f"id is '{found.id}', but the file is named {stem}")
+    check_rows(found)
+    return found
+
+
+def check_rows(recipe: Recipe) -> None:
+    names = [row.name for row in recipe.rows]
+    for name in names:
+        if names.count(name) > 1:
+            raise CoterieError(f"rows: '{name}' is there twice")
+    if not recipe.rows and recipe.instead is None:
+        raise CoterieError("rows: there are none, and nothing says how to make it instead")
+    for row in recipe.rows:
+        for value in recipe.values:
+            try:
+                plan = recipe.plan(row, value)
+                if plan.model not in MODELS:
+                    raise unknown("model", plan.model, MODELS)
+            except CoterieError as error:
+                raise CoterieError(f"row {row.name}: {error}") from None
+
+
+def read_partition(content: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    keys = Keys("partition: ", content)
+    rule = keys.name("rule", PARTITIONS)
+    kinds = rule_kinds(rule)
+    settings = {name: keys.take(name, kind) for name, kind in kinds.items() if name in keys.left}
+    keys.known += kinds
+    keys.close()
+    return rule, settings
+
+
+def rule_kinds(rule: str) -> dict[str, Any]:
+    hints = typing.get_type_hints(PARTITIONS[rule])
+    return {name: hints[name] for name in inspect.signature(PARTITIONS[rule]).parameters if name != "labels"}
+
+
+def method_kinds(name: Any) -> dict[str, Any]:
+    """Setting -> type, of a method; none if there is no such method."""
+    if not isinstance(name, str):
+        return {}
+    base = VARIANTS[method_name(name)][0] if method_name(name) in VARIANTS else method_name(name)
+    hints = typing.get_type_hints(METHODS[base])
+    return {field.name: hints[field.name] for field in fields(METHODS[base]) if field.name != "train"}
+
+
+def read_settings(where: str, content: Any, kinds: dict[str, Any]) -> dict[str, Any]:
+    keys = Keys(where, content)
+    found = {name: keys.take(name, kind) for name, kind in kinds.items() if name in keys.left}
+    keys.known += [name for name in kinds if name not in ("seed", "evaluate_every")]
+    for name in ("seed", "evaluate_every"):  # of a run, not of a recipe
+        if name in found:
+            raise unknown(f"key {where}".strip(), name, keys.known)
+    keys.close()
+    return found
+
+
+def read_vary(content: dict[str, Any], kinds: dict[str, Any]) -> dict[str, list[Any]]:
+    for name, values in content.items():
+        if not isinstance(values, list) or not values:
+            raise CoterieError(f"vary: {name} must be a list of values, not {values!r:.60}")
+    return {
+        name: [read_settings("vary: ", {name: value}, kinds)[name] for value in values]
+        for name, values in content.items()
+    }
+
+
+def read_cases(where: str, content: list[Any], vary: dict[str, Any], kinds: dict[str, Any]) -> tuple[Case, ...]:
+    cases = []
+    for number, case in enumerate(content):
+        keys = Keys(f"{where}[{number}].", case)
+        when = read_settings(f"{where}[{number}].when: ", keys.take("when", dict), {n: kinds[n] for n in vary})
+        cases.append(Case(when, read_settings(f"{where}[{number}].set: ", keys.take("set", dict), kinds)))
+        keys.close()
+    return tuple(cases)
+
+
+def read_measures(content: dict[str, Any]) -> dict[str, str]:
+    keys = Keys("measures: ", content)
+    if not content:
+        raise CoterieError("measures: there are none")
+    return {name: keys.name(name, {PERSONAL, *READ_AT}) for name in content}
+
+
+def read_records(content: dict[str, Any]) -> dict[str, list[int]]:
+    keys = Keys("records: ", content)
+    return {name: [fitting(f"records: {name}", n, int) for n in keys.take(name, list)] for name in content}
+
+
+def texts(where: str, content: list[Any]) -> list[str]:
+    return [fitting(where, text, str) for text in content]
+
+
+def read_row(where: str, content: Any, vary: dict[str, Any], measures: dict[str, str], kinds: dict[str, Any]) -> Row:
+    keys = Keys(where, content)
+    name = keys.take("name", str)
+    keys.where = f"row {name}: "
+    method = method_name(keys.take("method", str))
+    own = SETTING_KINDS | method_kinds(method)
+    row = Row(
+        name,
+        method,
+        read_settings(f"row {name}: settings: ", keys.take("settings", dict, {}), own),
+        keys.name("read", READ_AT, None),
+        read_cases(f"row {name}: cases", keys.take("cases", list, []), vary, kinds | own),
+        read_published(f"row {name}: published", keys.take("published", object, None), vary, measures),
+    )
+    keys.close()
+    return row
+
+
+def read_published(
+    where: str, content: Any, vary: dict[str, list[Any]], measures: dict[str, str]
+) -> dict[Value, dict[str, Published]]:
+    """A number; or measure -> number; or, where something varies, a list of {setting: value, measure: number}."""
+    if content is None:
+        return {}
+    if not vary:
+        return {(): read_numbers(where, content, measures)}
+    found: dict[Value, dict[str, Published]] = {}
+    for entry in fitting(where, content, list):
+        keys = Keys(f"{where}: ", entry)
+        value = tuple((name, keys.take(name, object)) for name in vary)
+        for name, chosen in value:
+            if chosen not in vary[name]:
+                raise CoterieError(f"{where}: {name} {chosen} is not among the values that vary: {vary[name]}")
+        if value in found:
+            raise CoterieError(f"{where}: {describe(value)} is there twice")
+        found[value] = read_numbers(where, keys.left, measures)
+    return found
+
+
+def read_numbers(where: str, content: Any, measures: dict[str, str]) -> dict[str, Published]:
+    if not isinstance(content, dict):
+        content = {next(iter(measures)): content} if len(measures) == 1 else content
+    keys = Keys(f"{where}: ", content)
+    found = {name: read_number(f"{where}: {name}", keys.take(name, object)) for name in measures if name in keys.left}
+    keys.known += measures
+    keys.close()
+    return found
+
+
+def read_number(where: str, content: Any) -> Published:
+    """Such as 81.13, or {mean: 81.13, std: 0.4}."""
+    if isinstance(content, dict):
+        keys = Keys(f"{where}: ", content)
+        found = Published(keys.take("mean", float), keys.take("std", float, None))
+        keys.close()
+    else:
+        found = Published(fitting(where, content, float))
+    if not 0 <= found.mean <= 100:
+        raise CoterieError(f"{where} is {found.mean}: accuracies are in percent, 0 to 100")
+    return found
+
+
+def describe(value: Value) -> str:
+    return ", ".join(f"{name} {setting}" for name, setting in value)

@@ -1,0 +1,210 @@
+"""What a recipe is, and the trainings it asks for."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import itertools
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, NamedTuple
+
+from coterie.api import make_method
+from coterie.core.samples import Transform
+from coterie.data import PARTITIONS, transform
+from coterie.federation import Settings
+from coterie.methods import METHODS, VARIANTS, AnyMethod
+
+Value = tuple[tuple[str, Any], ...]  # one choice of the settings that vary: ((setting, value), ...)
+
+PERSONAL = "personal"  # a measure that is read where the method's paper reads it
+REPORTS = ("last", "best", "mean of last 10")  # which rounds make the number
+AVERAGES = ("clients", "samples")  # what counts the same in it
+FEDERATION = {field.name for field in fields(Settings)} - {"seed", "evaluate_every"}
+
+SIZES = {  # samples of the official train and test split
+    "fashion-mnist-small": (9_000, 2_250),
+    "heart-disease": (693, 227),
+    "fashion-mnist": (60_000, 10_000),
+    "mnist": (60_000, 10_000),
+    "emnist": (697_932, 116_323),
+    "cifar10": (50_000, 10_000),
+    "cifar100": (50_000, 10_000),
+    "cinic10": (90_000, 90_000),
+}
+OWNERS = {"heart-disease": 4}  # clients by nature
+
+
+@dataclass(frozen=True)
+class Published:
+    """Percent, as printed."""
+
+    mean: float
+    std: float | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """Settings that go with some of the values that vary."""
+
+    when: dict[str, Any]
+    set: dict[str, Any]
+
+    def fits(self, value: Value) -> bool:
+        chosen = dict(value)
+        return all(chosen[name] == wanted for name, wanted in self.when.items())
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table: a method, how it is set, and its numbers."""
+
+    name: str  # as the paper prints it
+    method: str
+    settings: dict[str, Any]  # of the method, its training or the federation, where they differ from the recipe's
+    read: str | None  # where it is measured, if not where the method says
+    cases: tuple[Case, ...]
+    published: dict[Value, dict[str, Published]]  # value -> measure -> number
+
+    @property
+    def point(self) -> str:
+        """Where its personal number is measured."""
+        base, changes, title = VARIANTS.get(self.method, (self.method, {}, ""))
+        results = METHODS[base].results
+        named = results.get(title) if not changes else None  # a variant that is another result of the same training
+        return self.read or named or next(iter(results.values()))
+
+    @property
+    def training(self) -> str:
+        """The method that trains: several rows can be results of one training."""
+        base, changes, _ = VARIANTS.get(self.method, (self.method, {}, ""))
+        return self.method if changes else base
+
+
+class Plan(NamedTuple):
+    """One training, with all that decides about its result but the seed."""
+
+    dataset: str
+    transform: Transform
+    rule: str
+    partition: dict[str, Any]
+    model: str
+    method: AnyMethod
+    federation: Settings
+    records: dict[str, list[int]]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All of it, in plain values."""
+        federation = {name: value for name, value in asdict(self.federation).items() if name != "seed"}
+        return {
+            "dataset": self.dataset,
+            "transform": asdict(self.transform),
+            "partition": {"rule": self.rule, **self.partition},
+            "model": self.model,
+            "method": {"name": type(self.method).__name__, **asdict(self.method)},
+            "federation": federation,
+            "records": self.records,
+        }
+
+    @property
+    def hash(self) -> str:
+        return hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def clients(self) -> int:
+        usual = inspect.signature(PARTITIONS[self.rule]).parameters.get("num_clients")
+        return int(self.partition.get("num_clients", usual.default if usual else OWNERS.get(self.dataset, 1)))
+
+    @property
+    def work(self) -> int:
+        """Steps of local training by all participants of all rounds, about; some methods take several for one."""
+        train = self.method.train
+        batches = self.samples / train.batch
+        steps = train.epochs * max(int(batches) if train.drop_last else math.ceil(batches), 1)
+        members = round((1 - self.federation.new_clients) * self.clients)
+        extra = members if self.federation.full_last_round and self.federation.join_ratio < 1 else 0
+        return (self.federation.rounds * self.federation.joining(members) + extra) * steps
+
+    @property
+    def samples(self) -> float:
+        """Training samples of a client, on average."""
+        if "sizes" in self.partition:
+            return float(sum(self.partition["sizes"]) / len(self.partition["sizes"]))
+        if "local_size" in self.partition:
+            return float(self.partition["local_size"])
+        train, test = SIZES[self.dataset]
+        share = inspect.signature(PARTITIONS[self.rule]).parameters.get("train_share")  # of both splits together
+        everything = train if share is None else self.partition.get("train_share", share.default) * (train + test)
+        return float(everything) / self.clients
+
+
+@dataclass(frozen=True)
+class Recipe:
+    id: str
+    also: tuple[str, ...]  # other names of it
+    paper: str
+    place: str  # which table or figure
+    protocol: str
+    dataset: str
+    partition: dict[str, Any]  # with the rule
+    model: str
+    settings: dict[str, Any]  # of the federation and of local training
+    vary: dict[str, list[Any]]
+    cases: tuple[Case, ...]
+    report: str
+    average: str
+    measures: dict[str, str]  # name -> point, or PERSONAL
+    records: dict[str, list[int]]  # what methods report -> rounds to keep it of
+    rows: tuple[Row, ...]
+    against: str  # the row that the others are tested against
+    instead: str | None  # how to make it, where that is not by training
+    notes: tuple[str, ...]
+
+    @property
+    def values(self) -> list[Value]:
+        """All choices of what varies; one empty choice if nothing does."""
+        return [tuple(zip(self.vary, chosen, strict=True)) for chosen in itertools.product(*self.vary.values())]
+
+    @property
+    def datasets(self) -> list[str]:
+        return list(dict.fromkeys(self.vary.get("dataset", [self.dataset])))
+
+    def point(self, row: Row, measure: str) -> str:
+        wanted = self.measures[measure]
+        return row.point if wanted == PERSONAL else wanted
+
+    def plan(self, row: Row, value: Value, rounds: int | None = None) -> Plan:
+        """The training of a row at a value; with other rounds than the paper's where they are given."""
+        chosen = {**self.settings, **matching(self.cases, value), **row.settings, **matching(row.cases, value)}
+        chosen |= dict(value)
+        dataset, model = chosen.pop("dataset", self.dataset), chosen.pop("model", self.model)
+        rule = self.partition["rule"]
+        takes = set(inspect.signature(PARTITIONS[rule]).parameters)
+        partition = {k: v for k, v in {**self.partition, **chosen}.items() if k in takes}
+        federation = Settings(**{k: v for k, v in chosen.items() if k in FEDERATION})
+        own = {k: v for k, v in chosen.items() if k not in FEDERATION | takes}
+        if rounds is not None:
+            federation = replace(federation, rounds=rounds)
+        return Plan(
+            dataset,
+            transform(dataset, self.protocol),
+            rule,
+            partition,
+            model,
+            make_method(row.method, **own),
+            federation,
+            self.records,
+        )
+
+    @property
+    def work(self) -> int:
+        """Of all its trainings with one seed."""
+        plans = {p.hash: p for row in self.rows for value in self.values for p in [self.plan(row, value)]}
+        return sum(plan.work for plan in plans.values())
+
+
+def matching(cases: tuple[Case, ...], value: Value) -> Mapping[str, Any]:
+    return {name: setting for case in cases if case.fits(value) for name, setting in case.set.items()}

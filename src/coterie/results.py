@@ -1,0 +1,177 @@
+"""The result of one training as a small file: where it comes from, its curves, and every client's last accuracy."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import platform
+import re
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from coterie.core.errors import CoterieError
+from coterie.federation import History, Result
+from coterie.federation.history import Summary
+from coterie.recipes import Plan, Value
+from coterie.version import VERSION
+
+log = logging.getLogger("coterie")
+LAST = 10  # rounds that "mean of last 10" takes
+
+
+class Shelf:
+    """A folder of results. A training that is there, whatever recipe asked for it, is not run again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def make(self) -> None:
+        """The folder, told now and not after an hour if it cannot be."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CoterieError(f"cannot make the folder {self.folder}: {error.strerror}") from None
+
+    def find(self, plan: Plan, seed: int) -> dict[str, Any] | None:
+        for path in sorted(self.folder.glob(f"*/*{ending(plan, seed)}")):
+            try:
+                content = json.loads(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                log.warning("%s cannot be read; its training is run again", path)
+                continue
+            if isinstance(content, dict) and (content.get("hash"), content.get("seed")) == (plan.hash, seed):
+                return content
+        return None
+
+    def add(self, recipe: str, method: str, value: Value, plan: Plan, seed: int, content: dict[str, Any]) -> Path:
+        """All of the file or nothing of it."""
+        words = [method, *(f"{name}-{setting}" for name, setting in value)]
+        name = re.sub(r"[^\w.-]+", "-", "-".join(words)) + ending(plan, seed)
+        path = self.folder / re.sub(r"[^\w.-]+", "-", recipe) / name
+        part = path.with_name(f".{name}.{os.getpid()}.part")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part.write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
+            os.replace(part, path)
+        except OSError as error:
+            raise CoterieError(f"cannot write {path}: {error.strerror}") from None
+        return path
+
+
+def ending(plan: Plan, seed: int) -> str:
+    return f"-seed{seed}-{plan.hash[:12]}.json"
+
+
+def describe(result: Result, plan: Plan, seed: int, seconds: float, commit: str | None) -> dict[str, Any]:
+    """What is kept of a run."""
+    history, partition = result.history, result.partition
+    trained, latest = last_trained(history)
+    return {
+        "seed": seed,
+        "rounds": plan.federation.rounds,
+        "hash": plan.hash,
+        "settings": plan.settings,
+        "partition": partition and partition.hash,
+        "date": time.strftime("%Y-%m-%d"),
+        "coterie": VERSION,
+        "commit": commit or committed(),
+        "libraries": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
+        "seconds": {
+            "total": round(seconds, 2),
+            **{p: round(sum(r.seconds.get(p, 0.0) for r in history), 2) for p in ("train", "receive", "evaluate")},
+        },
+        "bytes_up": sum(r.bytes_up for r in history),
+        "bytes_down": sum(r.bytes_down for r in history),
+        "left_out": sum(len(r.left_out) for r in history),
+        "history": {point: curve(history, point) for point in points(history)} | {"last_trained": trained},
+        "last": {point: final(history, point) for point in points(history)} | {"last_trained": latest},
+        "records": {
+            name: {str(r.number): r.report[name].tolist() for r in history if r.number in rounds and name in r.report}
+            for name, rounds in plan.records.items()
+        },
+    }
+
+
+def hardware(device: str) -> dict[str, Any]:
+    cuda = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+    machine = torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine()
+    return {"machine": machine, "cores": os.cpu_count()}
+
+
+def committed() -> str | None:
+    """The commit of this code, with a + if it was changed since; None if it is not in a repository of its own."""
+    here = Path(__file__).parent
+    try:
+        said = [
+            subprocess.run(["git", "-C", here, *arguments], capture_output=True, text=True, check=True).stdout.strip()
+            for arguments in (["log", "-1", "--format=%h", "--", "."], ["status", "--porcelain", "--", "."])
+        ]
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return f"{said[0]}{'+' if said[1] else ''}" if said[0] else None
+
+
+def points(history: History) -> list[str]:
+    return list(dict.fromkeys(point for record in history for point, split in record.scores if split == "test"))
+
+
+def curve(history: History, point: str) -> dict[str, list[Any]]:
+    """By round: the accuracy with every client, or every sample, counting the same."""
+    summaries = [(r.number, Summary.of(r.scores[point, "test"])) for r in history.with_point(point)]
+    return {
+        "round": [number for number, _ in summaries],
+        "clients": [share(s.mean) for _, s in summaries],
+        "samples": [share(s.by_samples) for _, s in summaries],
+    }
+
+
+def last_trained(history: History) -> tuple[dict[str, list[Any]], dict[str, list[int]]]:
+    """Curve and end for the models that clients have from their own last training. The curve begins when all of them
+    have trained that ever do: the mean of a few early ones could be the best of all."""
+    scored = [record.scores["post", "test"] for record in history.with_point("post")]
+    everyone = len({c for s in scored for c, n in zip(s.clients.tolist(), s.total.tolist(), strict=True) if n})
+    latest: dict[int, tuple[int, int]] = {}
+    found: dict[str, list[Any]] = {"round": [], "clients": [], "samples": []}
+    for record in history.with_point("post"):
+        scores = record.scores["post", "test"]
+        latest |= {c: (int(k), n) for c, k, n in zip(*(column.tolist() for column in scores[:3]), strict=True) if n}
+        if latest and len(latest) == everyone:
+            found["round"].append(record.number)
+            found["clients"].append(share(sum(k / n for k, n in latest.values()) / len(latest)))
+            found["samples"].append(share(sum(k for k, _ in latest.values()) / sum(n for _, n in latest.values())))
+    rows = [(c, *latest[c]) for c in sorted(latest)]
+    return found, {name: [row[i] for row in rows] for i, name in enumerate(("client", "correct", "total"))}
+
+
+def final(history: History, point: str) -> dict[str, list[int]]:
+    """What every client got right in the last measurement."""
+    scores = list(history.with_point(point))[-1].scores[point, "test"]
+    return dict(zip(("client", "correct", "total"), ([int(v) for v in t.tolist()] for t in scores[:3]), strict=True))
+
+
+def share(value: float) -> float | None:
+    return None if math.isnan(value) else round(value, 6)
+
+
+def outcome(content: dict[str, Any], point: str, report: str, average: str) -> float | None:
+    """The number of a table, in percent; None if this training has no such number."""
+    measured = [v for v in content["history"].get(point, {}).get(average, []) if v is not None]
+    if not measured:
+        return None
+    if report == "best":
+        return float(100 * max(measured))
+    taken = measured[-LAST:] if report == "mean of last 10" else measured[-1:]
+    return float(100 * sum(taken) / len(taken))
+
+
+def accuracies(content: dict[str, Any], point: str) -> dict[int, float]:
+    """Client -> accuracy in the last measurement."""
+    last = content["last"].get(point, {"client": (), "correct": (), "total": ()})
+    return {c: k / n for c, k, n in zip(last["client"], last["correct"], last["total"], strict=True) if n}
