@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coterie.core import order, tree
+from coterie.core import fused, order, tree
 from coterie.core.errors import CoterieError
 from coterie.core.losses import cross_entropy
 from coterie.core.model import Model, Weights
@@ -35,6 +35,10 @@ class Batch(NamedTuple):
     partial: bool = True  # whether a batch that is not full counts
     alone: bool = False  # computed on its own, not side by side with other clients
 
+    def part(self, start: int, stop: int) -> Batch:
+        real = None if self.real is None else self.real[start:stop]
+        return self._replace(x=self.x[start:stop], y=self.y[start:stop], sample=self.sample[start:stop], real=real)
+
     @property
     def active(self) -> Tensor | None:
         """() False: this step is padding and must change nothing; None: it counts."""
@@ -47,6 +51,29 @@ class Batch(NamedTuple):
         if self.real is None:
             return values.mean()
         return torch.where(self.real, values, 0.0).sum() / self.real.sum().clamp_min(1)
+
+
+def draw(x: Tensor, index: Tensor, bits: Tensor, transform: Transform) -> Tensor:
+    """The samples of an index (B,), images varied by their random bits (B,)."""
+    if fused.usable(x.device) and x.ndim == 4:
+        drawn: Tensor = fused.call(fused.Drawn, x[None], index[None], bits[None], transform.crop, transform.flip)
+        return drawn[0]
+    return augment(x[index], bits, transform) if transform.crop or transform.flip else x[index]
+
+
+def augment(x: Tensor, draws: Tensor, transform: Transform) -> Tensor:
+    """Random crop and flip of images (B, C, H, W), from random bits (B,)."""
+    height, width = x.shape[2:]
+    pad, span = transform.crop, 2 * transform.crop + 1
+    down, right, mirrored = draws % span, (draws >> 20) % span, (draws >> 40) & 1
+    rows = torch.arange(height, device=x.device) + down[:, None]  # (B, H)
+    columns = torch.arange(width, device=x.device)
+    if transform.flip:
+        columns = torch.where(mirrored[:, None] == 1, columns.flip(0), columns)
+    columns = columns + right[:, None]  # (B, W)
+    sample = torch.arange(len(x), device=x.device)[:, None, None]
+    pixels = F.pad(x, (pad, pad, pad, pad)).movedim(1, 3)  # (B, H + 2 pad, W + 2 pad, C)
+    return pixels[sample, rows[:, :, None], columns[:, None, :]].movedim(3, 1)
 
 
 @dataclass(frozen=True)
@@ -87,9 +114,8 @@ class Data:
 
     def batch(self, index: Tensor, epoch: int) -> Batch:
         """These samples as training sees them in this epoch."""
-        x = self.x[index]
-        if self.transform.crop or self.transform.flip:
-            x = augment(x, order.bits(order.fold(self.key, order.AUGMENT, epoch), index), self.transform)
+        bits = order.bits(order.fold(self.key, order.AUGMENT, epoch), index)
+        x = draw(self.x, index, bits, self.transform)
         real = None if self.real is None else self.real[index]
         return Batch(x, self.y[index], index, real, alone=self.alone)
 
@@ -111,24 +137,9 @@ class Data:
 
     def batches(self, epoch: int, size: int) -> Iterator[Batch]:
         """All samples in their own order, `size` at a time."""
-        everything = torch.arange(len(self.y), device=self.y.device)
+        everything = self.batch(torch.arange(len(self.y), device=self.y.device), epoch)
         for start in range(0, len(self.y), size):
-            yield self.batch(everything[start : start + size], epoch)
-
-
-def augment(x: Tensor, draws: Tensor, transform: Transform) -> Tensor:
-    """Random crop and flip of images (B, C, H, W), from random bits (B,)."""
-    height, width = x.shape[2:]
-    pad, span = transform.crop, 2 * transform.crop + 1
-    down, right, mirrored = draws % span, (draws >> 20) % span, (draws >> 40) & 1
-    rows = torch.arange(height, device=x.device) + down[:, None]  # (B, H)
-    columns = torch.arange(width, device=x.device)
-    if transform.flip:
-        columns = torch.where(mirrored[:, None] == 1, columns.flip(0), columns)
-    columns = columns + right[:, None]  # (B, W)
-    sample = torch.arange(len(x), device=x.device)[:, None, None]
-    pixels = F.pad(x, (pad, pad, pad, pad)).movedim(1, 3)  # (B, H + 2 pad, W + 2 pad, C)
-    return pixels[sample, rows[:, :, None], columns[:, None, :]].movedim(3, 1)
+            yield everything.part(start, start + size)
 
 
 def features(model: Model, encoder: Tree, data: Data, epoch: int = 0) -> Tensor:
@@ -200,9 +211,9 @@ class Sgd:
         n = len(data.y) if data.known is None else data.known
         for epoch in range(self.epochs):
             shuffled = order.shuffle(order.fold(data.key, order.SHUFFLE, epoch), len(data.y), data.real)[:n]
+            drawn = data.batch(shuffled, epoch)._replace(partial=not self.drop_last)
             for start in range(0, n - self.batch + 1 if self.drop_last else n, self.batch):
-                batch = data.batch(shuffled[start : start + self.batch], epoch)
-                yield batch._replace(partial=not self.drop_last)
+                yield drawn.part(start, start + self.batch)
 
     def step(
         self, params: P, loss: Callable[[P, Batch], Tensor], batch: Batch, rate: Tensor, momentum: Tree
@@ -224,6 +235,8 @@ class Sgd:
         if self.clip:
             norm = torch.stack([g.square().sum() for g in slope.values()]).sum().sqrt()
             slope = {n: g * (self.clip / (norm + 1e-6)).clamp_max(1) for n, g in slope.items()}
+        if fused.usable(lr.device):
+            return self._descend_fused(weights, velocity, slope, lr)
         moved, speed = {}, {}
         for name, w in weights.items():
             g = slope[name]
@@ -235,6 +248,14 @@ class Sgd:
                 speed[name] = g
             moved[name] = w.addcmul(g, lr, value=-1)
         return moved, speed
+
+    def _descend_fused(self, weights: Tree, velocity: Tree, slope: Tree, lr: Tensor) -> tuple[Tree, Tree]:
+        names = list(weights)
+        last = [velocity[n] for n in names] if self.momentum and velocity else []
+        given = (*weights.values(), *(slope[n] for n in names), *last)
+        made = fused.call(fused.Descent, lr, self.weight_decay, self.momentum, len(names), *given) if names else ()
+        speed = dict(zip(names, made[len(names) :], strict=True)) if self.momentum else {}
+        return dict(zip(names, made[: len(names)], strict=True)), speed
 
 
 def objective(params: P, loss: Callable[[P, Batch], Tensor], batch: Batch) -> Objective:

@@ -12,7 +12,7 @@ from coterie.core import tree
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(logits, y, reduction="none")  # (B,)
+    return -F.log_softmax(logits, 1).gather(1, y[:, None]).squeeze(1)  # (B,)
 
 
 def balanced_cross_entropy(logits: Tensor, y: Tensor, counts: Tensor, strength: float = 1.0) -> Tensor:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -34,6 +35,7 @@ class Model:
     classes: int  # K
     mean: Tensor  # (C,) of pixels scaled to 0..1; empty: take samples as they are
     std: Tensor  # (C,)
+    products: torch.dtype | None = None  # type of the factors of matrix products; None: that of the weights
 
     def __call__(self, weights: Weights, x: Tensor) -> Tensor:
         """(B, ...) raw samples -> (B, K) logits."""
@@ -41,10 +43,10 @@ class Model:
 
     def features(self, encoder: Tree, x: Tensor) -> Tensor:
         """(B, ...) raw samples -> (B, d)."""
-        return _call(self.encoder, encoder, self.normalise(x))
+        return self._call(self.encoder, encoder, self.normalise(x))
 
     def logits(self, head: Tree, z: Tensor) -> Tensor:
-        return _call(self.head, head, z)
+        return self._call(self.head, head, z)
 
     def maps(self, encoder: Tree, x: Tensor) -> tuple[list[Tensor], Tensor]:
         """What comes out of each block of a chain of layers, (B, C, H, W), and the features (B, d).
@@ -60,14 +62,15 @@ class Model:
             assert layer is not None
             begins = any(isinstance(m, nn.Conv2d) for m in layer.modules())
             own = {n.removeprefix(f"{name}."): t for n, t in encoder.items() if n.startswith(f"{name}.")}
-            z = functional_call(layer, own, (z,))
+            with self._precision():
+                z = functional_call(layer, own, (z,))
             if begins:
                 maps.append(z)
             elif maps and z.ndim == 4 and z.shape[2:].numel() > 1:  # a map of one pixel tells nothing
                 maps[-1] = z
         if not maps:
             raise CoterieError("this encoder has no convolutions, so there are no maps to compare")
-        return maps, z
+        return maps, z.to(self.mean.dtype)
 
     def normalise(self, x: Tensor) -> Tensor:
         unit = 255 if x.dtype == torch.uint8 else 1
@@ -79,15 +82,25 @@ class Model:
         def move(t: Tensor) -> Tensor:
             return t.to(device, dtype if t.is_floating_point() else None)
 
-        return Model(
-            copy.deepcopy(self.encoder).to(device, dtype),
-            copy.deepcopy(self.head).to(device, dtype),
-            apply(move, self.start),
-            self.dim,
-            self.classes,
-            move(self.mean),
-            move(self.std),
+        return replace(
+            self,
+            encoder=copy.deepcopy(self.encoder).to(device, dtype),
+            head=copy.deepcopy(self.head).to(device, dtype),
+            start=apply(move, self.start),
+            mean=move(self.mean),
+            std=move(self.std),
         )
+
+    def _call(self, module: nn.Module, weights: Tree, x: Tensor) -> Tensor:
+        _as_in_training(module, isinstance(weights, Live))  # what is not under training is used as in testing
+        with self._precision():
+            result: Tensor = functional_call(module, weights, (x,))
+        return result.to(self.mean.dtype)
+
+    def _precision(self) -> AbstractContextManager[object]:
+        if self.products is None:
+            return nullcontext()
+        return torch.autocast(self.mean.device.type, self.products, cache_enabled=False)
 
     @property
     def batch_norm(self) -> bool:
@@ -100,12 +113,6 @@ class Model:
         """Whether they do so in testing too: BatchNorm without running statistics."""
         modules = (*self.encoder.modules(), *self.head.modules())
         return any(isinstance(m, nn.modules.batchnorm._NormBase) and m.running_mean is None for m in modules)
-
-
-def _call(module: nn.Module, weights: Tree, x: Tensor) -> Tensor:
-    _as_in_training(module, isinstance(weights, Live))  # what is not under training is used as in testing
-    result: Tensor = functional_call(module, weights, (x,))
-    return result
 
 
 def _as_in_training(module: nn.Module, training: bool) -> None:

@@ -1,0 +1,206 @@
+"""Fused layers, draws and steps against torch's own, in value and gradient. Without a GPU, Triton interprets them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import grad, vmap
+
+from coterie.core import fused, kernels, order
+from coterie.core.fused import FusedConv, FusedModel, fuse
+from coterie.core.kernels import Geometry
+from coterie.core.local import augment
+from coterie.core.model import Model, make_model
+from coterie.core.samples import Transform
+from coterie.core.tree import Tree
+from tests import toy
+
+SHAPES = [Geometry(8, 8, 3, 5, 0), Geometry(9, 7, 4, 3, 1), Geometry(8, 9, 2, 4, 0), Geometry(7, 7, 3, 5, 2)]
+RAW = Transform((0.4, 0.5, 0.6), (0.2, 0.3, 0.25))
+
+
+def plain_windows(x: Tensor, shape: Geometry) -> Tensor:
+    padded = F.pad(x, (shape.padding,) * 4)
+    seen = padded.unfold(2, shape.side, 2).unfold(3, shape.side, 2)[:, :, : shape.rows, : shape.columns]
+    return seen.permute(0, 2, 3, 4, 5, 1).reshape(-1, shape.entries)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_windows_and_their_adjoint(shape: Geometry) -> None:
+    x = torch.randn(2, shape.channels, shape.height, shape.width, dtype=torch.float64, requires_grad=True)
+    made = kernels.windows(x.detach(), shape, torch.float64, None, None)
+    expected = plain_windows(x, shape)
+    assert torch.equal(made[:, : shape.entries], expected)
+    assert bool((made[:, shape.entries] == 1).all())  # for the bias
+    assert not made[:, shape.entries + 1 :].any()
+    slopes = torch.randn_like(made)
+    (gradient,) = torch.autograd.grad(expected, x, slopes[:, : shape.entries])
+    torch.testing.assert_close(kernels.fold(slopes, shape, 2).movedim(3, 1), gradient, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("planar", [True, False])
+def test_raw_pixels_are_normalised_on_the_way(planar: bool) -> None:
+    shape = Geometry(8, 8, 3, 3, 1)
+    x = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8)
+    mean, std = torch.tensor(RAW.mean, dtype=torch.float64), torch.tensor(RAW.std, dtype=torch.float64)
+    normal = (x.double() / 255 - mean[:, None, None]) / std[:, None, None]  # padding comes after this
+    given = x if planar else x.contiguous(memory_format=torch.channels_last)
+    made = kernels.windows(given, shape, torch.float64, mean, std)[:, : shape.entries]
+    torch.testing.assert_close(made, plain_windows(normal, shape), rtol=0, atol=1e-12)
+
+
+def test_the_largest_of_four_wins_and_nan_is_not_lost() -> None:
+    four = torch.randn(37, 4, 6)
+    four[0, 2, 0] = torch.nan
+    four[1, :, 1] = 2.0  # a tie: the first, as in torch
+    out, winner = kernels.pool(four, 0.01)
+    assert bool(out[0, 0].isnan())
+    assert int(winner[1, 1]) == 0
+    assert torch.equal(out[1:], F.leaky_relu(four.amax(1), 0.01)[1:])
+    assert torch.equal(winner[1:].long(), four.argmax(1)[1:])
+
+
+@pytest.mark.parametrize("transform", [Transform(crop=2, flip=True), Transform(crop=1), Transform(flip=True)])
+def test_draws_are_the_plain_ones(transform: Transform) -> None:
+    x = torch.randint(0, 256, (2, 7, 3, 9, 10), dtype=torch.uint8)
+    index = torch.randint(0, 7, (2, 5))
+    bits = order.bits(order.seed_key(3), torch.arange(10)).view(2, 5)
+    made = kernels.draw(x, index, bits, transform.crop, transform.flip)
+    for c in range(2):
+        assert torch.equal(made[c], augment(x[c][index[c]], bits[c], transform))
+    under_vmap = vmap(lambda x, i, b: fused.call(fused.Drawn, x[None], i[None], b[None], *crop_and_flip(transform))[0])
+    assert torch.equal(under_vmap(x, index, bits), made)
+
+
+def crop_and_flip(transform: Transform) -> tuple[int, bool]:
+    return transform.crop, transform.flip
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    body = [nn.Conv2d(3, 4, 5), nn.MaxPool2d(2), nn.LeakyReLU(0.01)]
+    body += [nn.Conv2d(4, 6, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()]
+    return nn.Sequential(*body, nn.Flatten(), nn.Linear(54, 7), nn.LeakyReLU(), nn.Linear(7, 5)).double()
+
+
+@pytest.fixture(scope="module")
+def plain() -> Model:
+    return make_model(network(), (3, 16, 16), 5, RAW)
+
+
+def test_a_fused_model_has_the_same_weights(plain: Model) -> None:
+    made = fuse(plain)
+    assert isinstance(made, FusedModel)
+    assert [type(made.encoder[i]) for i in (0, 3)] == [FusedConv, FusedConv]  # type: ignore[index]
+    shapes = {n: p.shape for n, p in made.encoder.named_parameters()}
+    assert shapes == {n: t.shape for n, t in plain.start.encoder.items()}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        [nn.Conv2d(1, 4, 3, stride=2), nn.MaxPool2d(2), nn.ReLU()],
+        [nn.Conv2d(1, 4, 3, bias=False), nn.MaxPool2d(2), nn.ReLU()],
+        [nn.Conv2d(1, 4, 3, padding="same"), nn.MaxPool2d(2), nn.ReLU()],
+        [nn.Conv2d(1, 4, (3, 5)), nn.MaxPool2d(2), nn.ReLU()],
+        [nn.Conv2d(1, 4, 3), nn.MaxPool2d(3), nn.ReLU()],
+        [nn.Conv2d(1, 4, 3), nn.MaxPool2d(2, ceil_mode=True), nn.ReLU()],
+        [nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.Tanh()],
+        [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.MaxPool2d(2), nn.ReLU()],
+        [nn.Conv2d(1, 4, 3)],
+    ],
+)
+def test_what_does_not_fit_stays_as_it_is(body: list[nn.Module]) -> None:
+    network = nn.Sequential(*body, nn.Flatten(), nn.LazyLinear(4))
+    network(torch.zeros(1, 1, 12, 12))
+    model = make_model(network, (1, 12, 12), 4)
+    assert fuse(model) is model
+
+
+def copies(weights: Tree, count: int) -> Tree:
+    """Each its own weights."""
+    return {n: torch.stack([t + 0.1 * torch.randn_like(t) for _ in range(count)]) for n, t in weights.items()}
+
+
+def loss(model: Model, head: Tree) -> object:
+    def one(encoder: Tree, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(model.logits(head, model.features(encoder, x)), y)
+
+    return one
+
+
+def clients() -> tuple[Tensor, Tensor]:
+    return torch.randint(0, 256, (3, 2, 3, 16, 16), dtype=torch.uint8), torch.randint(0, 5, (3, 2))
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["one network", "own networks"])
+def test_features_and_gradients_of_clients_side_by_side(plain: Model, shared: bool) -> None:
+    weights, dim = (plain.start.encoder, None) if shared else (copies(plain.start.encoder, 3), 0)
+    x, y = clients()
+    made, expected = (
+        (
+            vmap(model.features, in_dims=(dim, 0))(weights, x),
+            *vmap(grad(loss(model, plain.start.head)), in_dims=(dim, 0, 0))(weights, x, y).values(),
+        )
+        for model in (fuse(plain), plain)
+    )
+    for a, b in zip(made, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-13)
+
+
+def test_several_networks_of_each_client(plain: Model) -> None:
+    weights = {n: t.unflatten(0, (3, 2)) for n, t in copies(plain.start.encoder, 6).items()}
+    x, y = clients()
+    made, expected = (
+        vmap(vmap(grad(loss(model, plain.start.head)), in_dims=(0, None, None)))(weights, x, y)
+        for model in (fuse(plain), plain)
+    )
+    for name in expected:
+        torch.testing.assert_close(made[name], expected[name], rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("kind", ["plain", pytest.param("fused", marks=pytest.mark.gpu)])  # not interpreted: bfloat16
+def test_half_precision_products_stay_near(plain: Model, kind: str) -> None:
+    device = "cuda" if kind == "fused" else "cpu"
+    single = plain.to(device, torch.float32)
+    half = replace(single, products=torch.bfloat16)
+    x, y = (t[0].to(device) for t in clients())
+    expected = grad(loss(single, single.start.head))(single.start.encoder, x, y)
+    made = grad(loss(fuse(half) if kind == "fused" else half, single.start.head))(single.start.encoder, x, y)
+    for name, value in expected.items():
+        assert made[name].dtype == torch.float32
+        assert float((made[name] - value).norm() / value.norm()) < 0.05
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_a_step_is_torchs_step(momentum: float) -> None:
+    weights = [torch.randn(3, 4, dtype=torch.float64), torch.randn(5, dtype=torch.float64)]
+    slopes = [[torch.randn_like(w) for w in weights] for _ in range(2)]
+    parameters = [w.clone().requires_grad_() for w in weights]
+    optimiser = torch.optim.SGD(parameters, lr=0.1, momentum=momentum, weight_decay=0.01)
+    velocities: list[Tensor] = []
+    for now in slopes:
+        for p, slope in zip(parameters, now, strict=True):
+            p.grad = slope
+        optimiser.step()
+        made = fused.call(
+            fused.Descent, torch.tensor(0.1, dtype=torch.float64), 0.01, momentum, 2, *weights, *now, *velocities
+        )
+        weights, velocities = list(made[:2]), list(made[2:])
+    for ours, theirs in zip(weights, parameters, strict=True):
+        torch.testing.assert_close(ours, theirs.detach(), rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedpac", "ditto", "fedem", "pfakd"])
+def test_whole_runs_are_those_of_the_plain_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ragged clients, partial participation, augmentation, momentum: all as without any fused part."""
+    data, method = toy.toy(), toy.method(name)
+    expected, history = toy.looped(method, toy.model(), data, rounds=2)
+    monkeypatch.setattr(fused, "usable", lambda device: True)
+    made, again = toy.batched(method, toy.model(), data, rounds=2)
+    assert toy.distance(made, expected) < 1e-10
+    assert again.curve("pre") == history.curve("pre")
