@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import logging
@@ -64,6 +65,9 @@ def make_parser(argv: list[str]) -> argparse.ArgumentParser:
     pictures = command("pictures", do_pictures, "draw a partition, FedReG's rebalancing of it, and augmented samples")
     pictures.add_argument("--out", metavar="FOLDER", required=True, help="folder for the pictures")
     pictures.add_argument("--threshold", default="average", help="average, median, max or second-smallest")
+    report = command("report", do_report, "write a report of runs: one HTML file that works offline")
+    report.add_argument("runs", metavar="RUN", nargs="+", help="folder that a run left, or one that holds such")
+    report.add_argument("--out", metavar="FILE", default="report.html", help="the file to write (report.html)")
     recipes = command("recipes", do_recipes, "list the tables and figures of the papers that can be run again")
     recipes.add_argument("filter", metavar="WORD", nargs="*", help="only those that have all these words in them")
     recipes.add_argument("--data-dir", metavar="FOLDER", help="folder with datasets (or set COTERIE_DATA)")
@@ -95,6 +99,7 @@ def add_run_flags(parser: argparse.ArgumentParser, argv: list[str]) -> None:
     parser.add_argument(
         "--model", help="model: cnn, convnet, conv4, akd-cnn, resnet18, linear, mlp, or package.module:Class"
     )
+    parser.add_argument("--watch", type=int, metavar="PORT", help="show it live at http://127.0.0.1:PORT")
     parser.add_argument("--head", metavar="NAME", help="name of the model's head, where it is not its last module")
     for title, kind in (
         ("data", DataSettings),
@@ -219,12 +224,14 @@ def train_all(chosen: argparse.Namespace, names: list[str], seeds: int) -> dict[
         raise CoterieError(f"{base} exists already; name another folder with --out, or remove it")
     many = len(trainings) * seeds > 1
     how = Execution(**given(chosen, Execution))
-    rows = [
-        outcome
-        for name in trainings
-        for seed in range(first, first + seeds)
-        for outcome in train_one(chosen, name, seed, data, how, base / f"{name}-seed{seed}" if many else base, quiet)
-    ]
+    with live_page(chosen) as page:
+        rows = [
+            outcome
+            for name in trainings
+            for seed in range(first, first + seeds)
+            for out in [base / f"{name}-seed{seed}" if many else base]
+            for outcome in train_one(chosen, name, seed, data, how, out, quiet, page)
+        ]
     table = {"data": data.name, "clients": data.clients, "folder": str(base), "outcomes": rows}
     if many:
         (base / "compare.json").write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
@@ -240,18 +247,29 @@ def title(name: str) -> str:
     return VARIANTS[name][2] if name in VARIANTS else METHODS[name].title
 
 
+def live_page(chosen: argparse.Namespace) -> contextlib.AbstractContextManager[Any]:
+    """The page that --watch asks for, or None."""
+    if not hasattr(chosen, "watch"):
+        return contextlib.nullcontext()
+    from coterie.reports.live import LivePage
+
+    page = LivePage(chosen.watch)
+    print(f"coterie: watch it at {page.address}", file=sys.stderr, flush=True)
+    return page
+
+
 def default_folder(names: list[str], data: str) -> Path:
     return Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{'-'.join(names[:4])}-{data}"
 
 
 def train_one(
-    chosen: argparse.Namespace, name: str, seed: int, data: Any, how: Any, out: Path, quiet: bool
+    chosen: argparse.Namespace, name: str, seed: int, data: Any, how: Any, out: Path, quiet: bool, page: Any
 ) -> list[dict[str, Any]]:
     from coterie.api import make_method, run
     from coterie.comparison import NEW
     from coterie.core.local import Sgd
     from coterie.display import watcher
-    from coterie.federation import Settings
+    from coterie.federation import Round, Settings
     from coterie.methods import VARIANTS
     from coterie.protocols import preset
 
@@ -260,14 +278,22 @@ def train_one(
     protocol = getattr(chosen, "protocol", "pac")
     rounds = settings.get("rounds") or preset(protocol, data.name).get("rounds", Settings.rounds)
     start = time.monotonic()
+    if page:
+        page.begin(title(name), rounds, seed)
     with watcher(title(name), rounds, quiet) as watch:
+
+        def note(record: Round) -> None:
+            watch(record)
+            if page:
+                page(record)
+
         result = run(
             name,
             getattr(chosen, "model", None),
             data,
             where=how,
             out=out,
-            watch=watch,
+            watch=note,
             head=getattr(chosen, "head", None),
             protocol=protocol,
             config={"command": {k: v for k, v in vars(chosen).items() if k != "act"}},
@@ -378,6 +404,12 @@ def do_reproduce(chosen: argparse.Namespace) -> None:
     tables.show(report(recipe, rows, shelf, chosen.seeds, rounds), format)
     if wrong:
         raise CoterieError("; ".join(wrong))
+
+
+def do_report(chosen: argparse.Namespace) -> None:
+    from coterie.reports.page import write_report
+
+    print(write_report(chosen.runs, chosen.out))
 
 
 def do_pictures(chosen: argparse.Namespace) -> None:

@@ -44,6 +44,7 @@ class Folder:
         self.columns = COLUMNS + measured
         self._rows("metrics.csv", [self.columns], "w")
         self._rows("clients.csv", [CLIENT_COLUMNS], "w")
+        self._rows("classes.csv", class_rows(data), "w")
         self.log = logging.FileHandler(self.path / "log.txt", encoding="utf-8")
         self.log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         logging.getLogger("coterie").addHandler(self.log)
@@ -113,6 +114,13 @@ def client_rows(record: Round) -> list[list[Any]]:
         for (point, split), scores in record.scores.items()
         for client, correct, total, loss in zip(*(column.tolist() for column in scores), strict=True)
     ]
+
+
+def class_rows(data: FederatedData) -> list[list[Any]]:
+    """A line for each client: how many training samples of each class it has."""
+    names = data.class_names or range(data.classes)
+    counts = data.train.class_counts(data.classes).tolist()
+    return [["client", *names], *([client, *own] for client, own in enumerate(counts))]
 
 
 def summarise(result: Result) -> dict[str, Any]:

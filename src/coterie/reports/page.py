@@ -1,0 +1,110 @@
+"""One HTML file with all that it needs: it asks the network for nothing, and runs no script but its own."""
+
+from __future__ import annotations
+
+import os
+from base64 import b64encode
+from collections.abc import Sequence
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import Path
+
+from coterie.core.errors import CoterieError
+from coterie.reports.elements import listed
+from coterie.reports.markup import Markup, join, tag
+from coterie.reports.naming import entries
+from coterie.reports.reading import Run, read_all
+from coterie.reports.sections.accuracy import accuracy
+from coterie.reports.sections.clients import clients
+from coterie.reports.sections.costs import communication, times
+from coterie.reports.sections.data import data
+from coterie.reports.sections.heads import head_weights
+from coterie.reports.sections.settings import configuration
+from coterie.reports.sections.summary import summary
+
+PARTS = {
+    "summary": (summary, "Summary"),
+    "accuracy": (accuracy, "Accuracy"),
+    "clients": (clients, "Clients"),
+    "heads": (head_weights, "Head weights"),
+    "data": (data, "Data"),
+    "traffic": (communication, "Communication"),
+    "time": (times, "Time"),
+    "settings": (configuration, "What was run"),
+}
+
+
+def write_report(paths: Sequence[str | Path], out: str | Path) -> Path:
+    """The report of these run folders: all of the file or nothing of it."""
+    path = Path(out)
+    page = report(read_all(paths))
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        try:
+            part.write_text(page, encoding="utf-8")
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise CoterieError(f"{path} cannot be written: {error.strerror}") from None
+    return path
+
+
+def report(runs: Sequence[Run]) -> str:
+    made = {name: make(runs) for name, (make, _) in PARTS.items()}
+    links = [tag("a", PARTS[name][1], href=f"#{name}") for name, part in made.items() if part]
+    title = heading(runs)
+    top = tag("header", tag("h1", title), tag("p", facts(runs), class_="facts"), tag("nav", *links, aria_label="Parts"))
+    foot = tag("footer", tag("p", "Made by Coterie from the folders that runs leave. Accuracies are on test samples."))
+    return document(title, join(top, tag("main", *made.values()), foot))
+
+
+def heading(runs: Sequence[Run]) -> str:
+    """Such as: FedPAC and Ditto on cifar10."""
+    names = list(dict.fromkeys(e.label for e in entries(runs))) or [run.method for run in runs]
+    datasets = list(dict.fromkeys(run.data[0] for run in runs))
+    return f"{listed(names) if len(names) <= 5 else f'{len(runs)} runs'} on {listed(datasets)}"
+
+
+def facts(runs: Sequence[Run]) -> str:
+    """What all runs have in common, in a line."""
+    told: list[list[str]] = []
+    for run in runs:
+        federation, count = run.section("federation"), run.section("data").get("clients")
+        words = [f"{count} clients"] if count else []
+        words += [f"{run.planned} rounds"] if run.planned else []
+        ratio = federation.get("join_ratio", 1)
+        words += [f"{100 * ratio:g} % of clients a round"] if isinstance(ratio, int | float) and ratio != 1 else []
+        words += [f"seed {federation['seed']}"] if "seed" in federation else []
+        words += [str(run.section("ran")["started"])[:10]] if "started" in run.section("ran") else []
+        told.append(words)
+    return " · ".join(word for word in told[0] if all(word in words for words in told))
+
+
+def document(title: str, body: Markup, live: bool = False) -> str:
+    """The whole page. `live`: it may ask its own server for news."""
+    style, script = (Markup(asset(name)) for name in ("report.css", "report.js"))
+    policy = (
+        f"default-src 'none'; style-src '{fingerprint(style)}'; script-src '{fingerprint(script)}'; img-src data:; "
+        f"base-uri 'none'; form-action 'none'{'; connect-src ' + chr(39) + 'self' + chr(39) if live else ''}"
+    )
+    head = (
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=policy),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("title", title),
+        tag("link", rel="icon", href="data:,"),  # or browsers ask for one
+        tag("style", style),
+    )
+    tooltip = tag("div", id="tip", role="status", hidden=True)
+    page = tag("html", tag("head", *head), tag("body", body, tooltip, tag("script", script)), lang="en")
+    return f"<!doctype html>\n{page}\n"
+
+
+def asset(name: str) -> str:
+    return files("coterie.reports").joinpath(name).read_text(encoding="utf-8")
+
+
+def fingerprint(text: str) -> str:
+    return f"sha256-{b64encode(sha256(text.encode()).digest()).decode()}"

@@ -1,0 +1,200 @@
+"use strict";
+(() => {
+  const tip = document.getElementById("tip");
+  const SVG = "http://www.w3.org/2000/svg";
+
+  function tell(text, x, y) {
+    tip.textContent = text;
+    tip.hidden = false;
+    const box = tip.getBoundingClientRect();
+    tip.style.left = `${Math.max(4, Math.min(x + 14, innerWidth - box.width - 8))}px`;
+    tip.style.top = `${y - box.height - 14 < 4 ? y + 18 : y - box.height - 14}px`;
+  }
+
+  function hush() {
+    tip.hidden = true;
+    document.querySelectorAll(".cross").forEach((line) => line.remove());
+  }
+
+  function made(name, attributes, text = "") {
+    const element = document.createElementNS(SVG, name);
+    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+    element.textContent = text;
+    return element;
+  }
+
+  function place(svg, x, y) {  // of the chart -> of the window
+    return new DOMPoint(x, y).matrixTransform(svg.getScreenCTM());
+  }
+
+  function inside(svg, event) {  // of the window -> of the chart
+    return new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
+  }
+
+  // Charts of lines: all values at the nearest x, by pointer or arrow keys.
+  function readable(svg) {
+    const chart = JSON.parse(svg.dataset.lines);
+    const [[low, high, left, right], [, , bottom, top]] = chart.axes;
+    const at = (x) => left + ((x - low) / (high - low)) * (right - left);
+    let index = chart.x.length - 1;
+
+    function show(i) {
+      index = Math.max(0, Math.min(chart.x.length - 1, i));
+      hush();
+      const x = at(chart.x[index]);
+      svg.append(made("line", { x1: x, x2: x, y1: top, y2: bottom, class: "cross" }));
+      const values = chart.series
+        .filter(([, ys]) => ys[index] !== null)
+        .map(([name, ys]) => `${name}: ${ys[index].toFixed(2)}`);
+      const point = place(svg, x, top + 30);
+      tell([`${chart.x_name} ${+chart.x[index].toFixed(2)}`, ...values].join("\n"), point.x, point.y);
+    }
+
+    svg.tabIndex = 0;
+    svg.addEventListener("pointermove", (event) => {
+      const x = inside(svg, event).x;
+      const far = chart.x.map((value) => Math.abs(at(value) - x));
+      show(far.indexOf(Math.min(...far)));
+    });
+    svg.addEventListener("pointerleave", hush);
+    svg.addEventListener("blur", hush);
+    svg.addEventListener("keydown", (event) => {
+      const to = { ArrowLeft: index - 1, ArrowRight: index + 1, Home: 0, End: chart.x.length - 1 }[event.key];
+      if (event.key === "Escape") hush();
+      if (to === undefined) return;
+      event.preventDefault();
+      show(to);
+    });
+  }
+
+  // Heat maps: a byte for each cell, the root of its share.
+  function heat(figure) {
+    const rounds = JSON.parse(figure.dataset.heat);
+    const [slider, output, svg] = ["input", "output", "svg.heat"].map((name) => figure.querySelector(name));
+    const [cells, labels] = ["g.cells", "g.labels"].map((name) => svg.querySelector(name));
+    const ground = svg.querySelector(".ground");
+    const [left, top, size] = ["x", "y", "width"].map((name) => +ground.getAttribute(name));
+    const numbers = figure.querySelector(".numbers");
+    const details = figure.querySelector("details");
+    let clients = [];
+    let bytes = [];
+
+    const percent = (byte) => (100 * (byte / 255) ** 2).toFixed(1);
+
+    function paths() {
+      const count = clients.length;
+      const drawn = Array(10).fill("");
+      const levels = bytes.map((byte) => (byte ? (byte * 10) >> 8 : -1));  // -1: nothing
+      for (let i = 0; i < count; i++) {
+        const row = levels.slice(i * count, (i + 1) * count);
+        for (let j = 0, start = 0; j < count; j++) {
+          if (row[j + 1] === row[j]) continue;
+          const long = j + 1 - start;
+          if (row[j] >= 0) drawn[row[j]] += `M${start} ${i}h${long}v1h-${long}z`;
+          start = j + 1;
+        }
+      }
+      return drawn;
+    }
+
+    function label() {
+      const cell = size / clients.length;
+      const every = clients.length > 12 ? Math.ceil(34 / cell) : 1;
+      const named = clients.map((client, i) => [client, (i + 0.5) * cell]).filter((_, i) => i % every === 0);
+      labels.replaceChildren(
+        ...named.map(([name, at]) => made("text", { x: left + at, y: top - 6, "text-anchor": "middle" }, name)),
+        ...named.map(([name, at]) => made("text", { x: left - 6, y: top + at + 4.5, "text-anchor": "end" }, name)),
+      );
+    }
+
+    function tabulate() {
+      if (!details.open) return;
+      const table = document.createElement("table");
+      const head = table.createTHead().insertRow();
+      const header = (row, text, scope) => {
+        const cell = document.createElement("th");
+        cell.scope = scope;
+        cell.textContent = text;
+        row.append(cell);
+      };
+      header(head, "client", "col");
+      clients.forEach((client) => header(head, client, "col"));
+      const body = table.createTBody();
+      clients.forEach((client, i) => {
+        const row = body.insertRow();
+        header(row, client, "row");
+        clients.forEach((_, j) => (row.insertCell().textContent = percent(bytes[i * clients.length + j])));
+      });
+      numbers.replaceChildren(table);
+    }
+
+    function show() {
+      const chosen = rounds[+slider.value];
+      clients = chosen.clients;
+      bytes = Array.from(atob(chosen.cells), (letter) => letter.charCodeAt(0));
+      output.textContent = chosen.round;
+      slider.setAttribute("aria-valuetext", `round ${chosen.round}`);
+      svg.setAttribute("aria-label", svg.getAttribute("aria-label").replace(/\d+$/, chosen.round));
+      const scale = Math.round((1e5 * size) / clients.length) / 1e5;
+      cells.setAttribute("transform", `translate(${left} ${top}) scale(${scale})`);
+      paths().forEach((d, level) => cells.children[level].setAttribute("d", d));
+      label();
+      tabulate();
+    }
+
+    slider.addEventListener("input", show);
+    details.addEventListener("toggle", tabulate);
+    svg.addEventListener("pointerleave", hush);
+    svg.addEventListener("pointermove", (event) => {
+      const point = inside(svg, event);
+      const [i, j] = [point.y - top, point.x - left].map((v) => Math.floor((v / size) * clients.length));
+      if (Math.min(i, j) < 0 || Math.max(i, j) >= clients.length) return hush();
+      const share = percent(bytes[i * clients.length + j]);
+      tell(`${share} % of the head of client ${clients[i]}\nis from client ${clients[j]}`, event.clientX, event.clientY);
+    });
+    show();
+  }
+
+  function start(root) {
+    root.querySelectorAll("svg[role=img]").forEach((svg) => {
+      const title = svg.querySelector("title");  // browsers show it as a tooltip of their own
+      svg.setAttribute("aria-label", title.textContent);
+      title.remove();
+    });
+    root.querySelectorAll("svg[data-lines]").forEach(readable);
+    root.querySelectorAll("figure[data-heat]").forEach(heat);
+  }
+
+  document.addEventListener("pointerover", (event) => {
+    const target = event.target.closest("[data-tip]");
+    if (target) tell(target.dataset.tip, event.clientX, event.clientY);
+  });
+  document.addEventListener("pointerout", (event) => {
+    if (event.target.closest("[data-tip]")) hush();
+  });
+  document.addEventListener("scroll", hush, { passive: true });
+
+  // A page that is served while a run goes on asks for news until it has ended.
+  async function follow(main) {
+    for (let version = ""; !main.querySelector("[data-ended]"); ) {
+      await new Promise((resolve) => setTimeout(resolve, 1000));
+      try {
+        const answer = await fetch("news", { cache: "no-store", headers: { "If-None-Match": version } });
+        if (answer.status !== 200) continue;
+        version = answer.headers.get("ETag");
+        const open = [...main.querySelectorAll("details")].map((details) => details.open);
+        main.innerHTML = await answer.text();
+        main.querySelectorAll("details").forEach((details, i) => (details.open = open[i] ?? false));
+        hush();
+        start(main);
+      } catch {
+        document.getElementById("status").textContent = "The run has ended, and this page is no longer served.";
+        return;
+      }
+    }
+  }
+
+  start(document);
+  const live = document.querySelector("main[data-live]");
+  if (live) follow(live);
+})();

@@ -1,0 +1,42 @@
+"""What was run, where, and with what."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from coterie.reports.elements import folded, section, table
+from coterie.reports.markup import Markup, tag
+from coterie.reports.naming import flat, named
+from coterie.reports.reading import Run
+
+MANY = 8  # values of a setting that are listed
+
+
+def configuration(runs: Sequence[Run]) -> Markup:
+    """What was run: where runs differ first, then everything."""
+    names = [name for _, name, _ in named(runs)]
+    found = [{"folder": str(run.folder), **flat(run.config)} for run in runs]
+    keys = list(dict.fromkeys(key for own in found for key in own))
+    rows = [[key, *(shown(own.get(key)) for own in found)] for key in keys]
+    facts = [row for row in rows if row[0] == "folder" or row[0].startswith("ran.")]
+    differ = [row for row in rows if len(set(row[1:])) > 1 and row not in facts and not row[0].startswith("command.")]
+    made = [table("Where and with what it ran", ["", *names], facts, words=True)]
+    if differ:
+        made.append(table("Settings that differ", ["setting", *names], differ, words=True))
+    made.append(folded("All settings", table("All settings", ["setting", *names], rows, words=True)))
+    logs = [
+        folded(f"Log of {name}", tag("pre", run.log[-20_000:]))
+        for run, name in zip(runs, names, strict=True)
+        if run.log
+    ]
+    return section("settings", "What was run", *made, *logs)
+
+
+def shown(value: Any) -> str:
+    """A setting for people: long lists in short."""
+    if isinstance(value, list) and len(value) > MANY:
+        numbers = [v for v in value if isinstance(v, int | float)]
+        return f"{len(value)} values" + (f", {min(numbers)} to {max(numbers)}" if numbers else "")
+    return "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
