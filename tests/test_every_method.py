@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from coterie.clients import Batched, Looped, Turn
+from coterie.clients import Batched, Job, Looped, Turn
 from coterie.clients.base import send
 from coterie.core import tree
 from coterie.core.local import Sgd
@@ -142,11 +142,11 @@ def test_nobody_writes_into_what_was_given(name: str) -> None:
     server = method.server_init(clients.model, clients.census)
     clients.join(method.server_welcome(server))
     everyone = torch.arange(5)
-    downs = send(method, server, everyone)
-    given = (clients.model.start, tuple(clients.states), downs, server)
+    downs, states, job = send(method, server, everyone), clients.states.take(everyone), Job("train", turn=Turn(0))
+    given = (clients.model.start, states, downs, server)
     copies = tree.apply(lambda t: t.clone(), given)
-    answers = clients.train(everyone, downs, Turn(0))
-    method.server_receive(server, answers.clients, answers.ups)
+    _, ups = clients.compute(job, clients.cohorts(job, everyone)[0], states, downs)
+    method.server_receive(server, everyone, ups)
     toy.assert_same(tree.flatten(copies), tree.flatten(given))
 
 

@@ -136,6 +136,7 @@ def train(
         "value": dict(cell.value),
         "reduced": plan.federation.rounds != recipe.plan(cell.row, cell.value).federation.rounds,
         "hardware": hardware(how.device),
+        "precision": how.precision,
         **describe(result, plan, cell.seed, time.perf_counter() - start, commit),
     }
     shelf.add(recipe.id, cell.row.training, cell.value, plan, cell.seed, content)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 import coterie
-from coterie.clients import Batched, Looped, Turn
+from coterie.clients import Batched, Job, Looped, Turn
 from coterie.clients.base import send
 from coterie.clients.looped import channels_last, packed, unpacked
 from coterie.core import tree
@@ -30,14 +31,16 @@ def test_dropout_is_looped_only() -> None:
     toy.assert_same(one, toy.looped(toy.method("fedavg"), model, toy.toy(), processes=2)[0])
 
 
-def test_batchnorm_never_meets_padding() -> None:
-    """Batches of 8: clients of 13, 21 and 5 samples end with five, those of 16 and 8 with a full one."""
-    data = toy.toy(train=(13, 16, 21, 8, 5), test=(3,) * 5)
-    clients = Batched(toy.method("fedavg"), toy.model(batch_norm=True), data, 0)
-    together = sorted(sorted(c.clients.tolist()) for c in clients._cohorts(torch.arange(5), "train"))
-    assert together == [[0, 2, 4], [1, 3]]
-    plain = Batched(toy.method("fedavg"), toy.model(), data, 0)
-    assert [len(c.clients) for c in plain._cohorts(torch.arange(5), "train")] == [5]
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_batchnorm_never_meets_padding(drop_last: bool) -> None:
+    """Batches of 8: clients of 13, 21 and 45 samples all end with five, which padding would fill up."""
+    data = toy.toy(train=(13, 48, 45, 21, 40, 48, 13), test=(3,) * 7)
+    method, model = toy.method("fedavg", drop_last=drop_last), toy.model(batch_norm=True)
+    job, clients = Job("train"), Batched(method, model, data, 0)
+    together = sorted(c.clients.tolist() for c in clients.cohorts(job, torch.arange(7)))
+    assert together == ([[0, 3, 6], [1, 2, 4, 5]] if drop_last else [[0, 6], [1, 4, 5], [2], [3]])
+    expected, _ = toy.looped(method, model, data, join_ratio=1.0)
+    assert toy.distance(expected, toy.batched(method, model, data, join_ratio=1.0)[0]) < 1e-10
 
 
 @pytest.mark.parametrize("kind", ["looped", "batched"])
@@ -68,8 +71,11 @@ def test_a_worker_that_dies_is_told() -> None:
 
 
 def test_what_goes_to_workers_comes_back_the_same() -> None:
-    given = (Weights({"a": torch.randn(2, 3)}, {}), torch.tensor(4), (), {"b": torch.ones(1)}, Turn(3, 0.5), "test")
-    back = unpacked(packed(given))
+    same = torch.randn(2).expand(1000, 2)
+    given = (Weights({"a": torch.randn(2, 3)}, {}), torch.tensor(4), (), {"b": same}, Turn(3, 0.5), "test")
+    parcel = packed(given)
+    assert len(pickle.dumps(parcel)) < 2000
+    back = unpacked(parcel)
     assert type(back[0]) is Weights
     assert back[2:3] == ((),)
     assert back[4:] == (Turn(3, 0.5), "test")

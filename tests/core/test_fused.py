@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
+from coterie.clients import Batched
 from coterie.core import fused, kernels, order
 from coterie.core.fused import FusedConv, FusedModel, fuse
 from coterie.core.kernels import Geometry
@@ -84,12 +85,12 @@ def network() -> nn.Module:
     torch.manual_seed(0)
     body = [nn.Conv2d(3, 4, 5), nn.MaxPool2d(2), nn.LeakyReLU(0.01)]
     body += [nn.Conv2d(4, 6, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()]
-    return nn.Sequential(*body, nn.Flatten(), nn.Linear(54, 7), nn.LeakyReLU(), nn.Linear(7, 5)).double()
+    return nn.Sequential(*body, nn.Flatten(), nn.Linear(24, 7), nn.LeakyReLU(), nn.Linear(7, 5)).double()
 
 
 @pytest.fixture(scope="module")
 def plain() -> Model:
-    return make_model(network(), (3, 16, 16), 5, RAW)
+    return make_model(network(), (3, 12, 12), 5, RAW)
 
 
 def test_a_fused_model_has_the_same_weights(plain: Model) -> None:
@@ -134,7 +135,7 @@ def loss(model: Model, head: Tree) -> object:
 
 
 def clients() -> tuple[Tensor, Tensor]:
-    return torch.randint(0, 256, (3, 2, 3, 16, 16), dtype=torch.uint8), torch.randint(0, 5, (3, 2))
+    return torch.randint(0, 256, (3, 2, 3, 12, 12), dtype=torch.uint8), torch.randint(0, 5, (3, 2))
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["one network", "own networks"])
@@ -167,7 +168,7 @@ def test_several_networks_of_each_client(plain: Model) -> None:
 def test_half_precision_products_stay_near(plain: Model, kind: str) -> None:
     device = "cuda" if kind == "fused" else "cpu"
     single = plain.to(device, torch.float32)
-    half = replace(single, products=torch.bfloat16)
+    half = replace(single, precision="bf16")
     x, y = (t[0].to(device) for t in clients())
     expected = grad(loss(single, single.start.head))(single.start.encoder, x, y)
     made = grad(loss(fuse(half) if kind == "fused" else half, single.start.head))(single.start.encoder, x, y)
@@ -195,12 +196,13 @@ def test_a_step_is_torchs_step(momentum: float) -> None:
         torch.testing.assert_close(ours, theirs.detach(), rtol=0, atol=1e-15)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedpac", "ditto", "fedem", "pfakd"])
-def test_whole_runs_are_those_of_the_plain_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ragged clients, partial participation, augmentation, momentum: all as without any fused part."""
-    data, method = toy.toy(), toy.method(name)
-    expected, history = toy.looped(method, toy.model(), data, rounds=2)
+@pytest.mark.parametrize("name", ["fedpac", "fedem", "pfakd"])
+def test_a_whole_run_is_that_of_the_plain_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ragged clients, augmentation, momentum: all as without any fused part. (Small: interpreting is slow.)"""
+    data, method = toy.toy(train=(9, 3), test=(2, 1)), toy.method(name, epochs=1)
+    expected, history = toy.looped(method, toy.model(), data, rounds=1, join_ratio=1.0)
     monkeypatch.setattr(fused, "usable", lambda device: True)
-    made, again = toy.batched(method, toy.model(), data, rounds=2)
+    assert isinstance(Batched(method, toy.model(), data, 7).fast, FusedModel)
+    made, again = toy.batched(method, toy.model(), data, rounds=1, join_ratio=1.0)
     assert toy.distance(made, expected) < 1e-10
     assert again.curve("pre") == history.curve("pre")

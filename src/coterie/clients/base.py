@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from coterie.clients.states import States
 from coterie.core import order, tree
 from coterie.core.errors import CoterieError
+from coterie.core.local import TEST_BATCH, Data
 from coterie.core.method import Census, Method
-from coterie.core.model import Model
+from coterie.core.model import Model, set_precision
 from coterie.core.samples import FederatedData, Split
 
 AnyMethod = Method[Any, Any, Any, Any]
@@ -33,6 +36,19 @@ class Answers(NamedTuple):
     left_out: tuple[int, ...]  # ids of those whose answer was not finite; their state is as before
 
 
+class Returned(NamedTuple):
+    """The same before anybody has waited for it: which answers can be used is known on the device only."""
+
+    clients: Tensor  # (S,) all that were asked
+    ups: Any
+    finite: Tensor  # (S,)
+
+    def sift(self) -> Answers:
+        ok = self.finite.cpu()  # here a round waits for the device
+        ups = self.ups if bool(ok.all()) else tree.pick(self.ups, self.finite.nonzero()[:, 0])
+        return Answers(self.clients[ok], ups, tuple(self.clients[~ok].tolist()))
+
+
 class Scores(NamedTuple):
     """How a model does on each client's samples. All (S,)."""
 
@@ -45,51 +61,203 @@ class Scores(NamedTuple):
     def accuracy(self) -> Tensor:
         return self.correct / self.total.clamp_min(1)
 
+    def fetched(self) -> Scores:
+        """On the CPU. Until then nobody waits for them."""
+        return Scores(*(t.cpu() for t in self))
+
+
+class Job(NamedTuple):
+    """What is asked of clients."""
+
+    task: str  # join, train, finish, score or score_global
+    split: str = "train"  # the samples it is about
+    turn: Turn = Turn(-1)
+    told: Any = ()  # what all are told alike: the welcome in join, the server's state in score_global
+
+
+class Cohort(NamedTuple):
+    """Clients that are computed in one call."""
+
+    clients: Tensor  # (C,) ids, ascending
+    ids: Tensor  # (C,) the same on the device
+    rows: Tensor  # (C,) their places among the clients asked for, on the device
+    length: int = 0  # side by side: samples that each of them has, with padding
+    ragged: bool = False  # whether any is padded
+    steps: int = 0  # of one epoch of all of them, without padding
+    padded: int = 0  # and with it
+
+
+class Task(NamedTuple):
+    """A cohort, and its rows of what is given to it."""
+
+    cohort: Cohort
+    states: Any
+    downs: Any
+
 
 class Clients(ABC):
-    """All clients of a federation: their data and what they remember. Ids are ascending everywhere."""
+    """All clients of a federation: their data and what they remember. Ids are ascending everywhere.
 
-    def __init__(self, method: AnyMethod, model: Model, data: FederatedData, seed: int) -> None:
-        self.method, self.model, self.data, self.seed = method, model, data, seed
+    Memory is here. A kind of clients says which are computed together, and computes: the same in, the same out.
+    """
+
+    def __init__(
+        self,
+        method: AnyMethod,
+        model: Model,
+        data: FederatedData,
+        seed: int,
+        device: torch.device | str = "cpu",
+        state_dir: str | None = None,
+    ) -> None:
+        self.device = torch.device(device)
+        set_precision(model.precision, self.device)
+        self.method, self.model, self.data, self.seed = method, model.to(device), data, seed
+        self.fast = self.model  # what is computed with
+        self.has_global: bool | None = None  # None: not known yet
+        self.states = States(data.clients, self.device, state_dir)
         check_batches(method, data)
+
+    @abstractmethod
+    def cohorts(self, job: Job, clients: Tensor) -> Sequence[Cohort]:
+        """These clients, each in one cohort."""
+
+    @abstractmethod
+    def compute(self, job: Job, cohort: Cohort, states: Any, downs: Any) -> Any:
+        """The work of a cohort with its rows of states and downs; what comes out has a leading axis too.
+
+        join and finish give states, train gives (states, ups), score and score_global (C, 2) sums over samples.
+        """
+
+    def each(self, job: Job, tasks: Iterable[Task]) -> Iterator[tuple[Task, Any]]:
+        """Tasks with what came of them, in whatever order."""
+        return ((task, self.compute(job, *task)) for task in tasks)
+
+    def close(self) -> None:
+        """Give back processes and the memory of the device."""
+        self.states.settle()
+
+    def join(self, welcome: tree.Tree) -> None:
+        """Every client makes its first state."""
+        self._renew(Job("join", told=welcome), ())
+
+    def train(self, clients: Tensor, downs: Any, turn: Turn) -> Answers:
+        """These clients train with their row of downs; those with a finite answer keep their new state."""
+        return self.begin(clients, downs, turn).sift()
+
+    def begin(self, clients: Tensor, downs: Any, turn: Turn) -> Returned:
+        """The same, not waiting for a GPU."""
+
+        def parts() -> Iterator[tuple[Tensor, Any]]:
+            for (cohort, before, _), (after, ups) in self._work(Job("train", turn=turn), clients, downs):
+                finite = tree.finite((after, ups), len(cohort.clients)).to(self.device)
+                self.states.keep(self._ids(cohort), rows_where(finite, after, before))
+                yield cohort.rows, (finite, ups)
+
+        finite, ups = in_order(len(clients), parts())
+        return Returned(clients, ups, finite)
+
+    def finish(self, clients: Tensor, downs: Any, turn: Turn) -> None:
+        """The last thing that clients do."""
+        if len(clients) < self.data.clients:
+            raise ValueError("all clients finish together: what they remember may change its form")
+        self._renew(Job("finish", turn=turn), downs)
+
+    def score(self, clients: Tensor, downs: Any, split: str) -> Scores:
+        """The personal models of these clients, each with its row of downs, on the client's own samples."""
+        return self._scores(Job("score", split), clients, downs)
+
+    def score_global(self, server: Any, split: str) -> Scores | None:
+        """The global model on every client's samples; None if the method has none."""
+        if self.has_global is None:
+            self.has_global = has_global(self.method, self.fast, server, self.data)
+        if not self.has_global:
+            return None
+        return self._scores(Job("score_global", split, told=server), self._everyone, ())
+
+    def state(self, client: int) -> Any:
+        """What this client remembers, on the CPU."""
+        return self.states[client]
 
     @property
     def census(self) -> Census:
         train = self.data.train
         return Census(torch.tensor(train.sizes), train.class_counts(self.data.classes))
 
-    @abstractmethod
-    def join(self, welcome: tree.Tree) -> None:
-        """Every client makes its first state."""
-
-    @abstractmethod
-    def train(self, clients: Tensor, downs: Any, turn: Turn) -> Answers:
-        """These clients train with their row of downs; those with a finite answer keep their new state."""
-
-    @abstractmethod
-    def finish(self, clients: Tensor, downs: Any, turn: Turn) -> None:
-        """The last thing that these clients do."""
-
-    @abstractmethod
-    def score(self, clients: Tensor, downs: Any, split: str) -> Scores:
-        """The personal models of these clients, each with its row of downs, on the client's own samples."""
-
-    @abstractmethod
-    def score_global(self, server: Any, split: str) -> Scores | None:
-        """The global model on every client's samples; None if the method has none."""
-
-    @abstractmethod
-    def state(self, client: int) -> Any:
-        """What this client remembers, on the CPU."""
-
-    def close(self) -> None:  # noqa: B027  most have nothing to give back
-        """Give back processes and memory."""
-
     def split(self, name: str) -> Split:
         split: Split | None = getattr(self.data, name)
         if split is None:
             raise CoterieError(f"these clients have no {name} samples")
         return split
+
+    @property
+    def burden(self) -> int:
+        """Bytes of a model, or of what a client remembers if that is more."""
+        return max(tree.size(self.model.start), self.states.row_bytes)
+
+    @property
+    def _everyone(self) -> Tensor:
+        return torch.arange(self.data.clients)
+
+    def _ids(self, cohort: Cohort) -> Tensor:
+        return cohort.clients if self.states.home == torch.device("cpu") else cohort.ids
+
+    def _work(self, job: Job, clients: Tensor, downs: Any) -> Iterator[tuple[Task, Any]]:
+        """Cohort by cohort: what was given, and what came of it."""
+
+        def task(cohort: Cohort) -> Task:
+            states = self.states.take(self._ids(cohort)) if job.task in ("train", "finish", "score") else ()
+            return Task(cohort, states, tree.pick(downs, cohort.rows))
+
+        return self.each(job, map(task, self.cohorts(job, clients)))
+
+    def _scores(self, job: Job, clients: Tensor, downs: Any) -> Scores:
+        held, work = self.split(job.split), self._work(job, clients, downs)
+        counted = in_order(len(clients), ((task.cohort.rows, sums) for task, sums in work))
+        total = torch.tensor(held.sizes)[clients]
+        right, loss = counted.unbind(1)
+        return Scores(clients, right, total, loss / total.clamp_min(1).to(loss.device, non_blocking=True))
+
+    def _renew(self, job: Job, downs: Any) -> None:
+        """All clients get a new state, perhaps of another form."""
+        new = self.states.blank()
+        for task, states in self._work(job, self._everyone, downs):
+            new.keep(task.cohort.clients, states)
+        self.states = new
+
+
+def cohort_of(clients: Tensor, rows: Tensor, device: torch.device, *about: Any) -> Cohort:
+    """Some of the clients asked for; about: what else is to be said of them."""
+    return Cohort(clients[rows], clients[rows].to(device), rows.to(device), *about)
+
+
+def in_order(count: int, parts: Iterable[tuple[Tensor, Any]]) -> Any:
+    """One tree of so many rows from parts: which rows (C,), and the rows (C, ...). Each part is let go of at once."""
+    whole: Any = None
+    for rows, part in parts:
+        if len(rows) == count:
+            return part
+        if whole is None:
+            whole = tree.apply(lambda t: t.new_empty(count, *t.shape[1:]), part)
+        tree.apply(lambda t, new, rows=rows: t.index_copy_(0, rows, new), whole, part)
+    return whole
+
+
+def rows_where(condition: Tensor, yes: Any, no: Any) -> Any:
+    """Row by row, by a condition (S,)."""
+    return tree.apply(lambda a, b: torch.where(condition.view(-1, *[1] * (a.ndim - 1)), a, b), yes, no)
+
+
+def act(method: AnyMethod, model: Model, job: Job, data: Data, state: Any, down: Any) -> Any:
+    """What one client does."""
+    match job.task:
+        case "join":
+            return method.client_init(model, data, job.told)
+        case "train":
+            return method.client_train(model, state, down, data)
+        case "finish":
+            return method.client_finish(model, state, down, data)
+    raise ValueError(f"'{job.task}' is nothing that clients do")
 
 
 def keys(seed: int, turn: Turn, clients: Tensor) -> Tensor:
@@ -99,6 +267,8 @@ def keys(seed: int, turn: Turn, clients: Tensor) -> Tensor:
 
 def send(method: AnyMethod, server: Any, clients: Tensor) -> Any:
     """One Down with a leading axis: row s is for clients[s]. What all get alike is not copied."""
+    device = next((t.device for t in tree.leaves(server)), clients.device)
+    clients = clients.to(device, non_blocking=True)
     if method.batched:
         return torch.func.vmap(lambda client: method.server_send(server, client))(clients)
     return tree.stack([method.server_send(server, client) for client in clients])
@@ -123,11 +293,14 @@ def judge(logits: Tensor, y: Tensor) -> Tensor:
     return torch.stack([right, F.cross_entropy(logits, y, reduction="none").to(torch.float64)], 1)
 
 
-def scores(clients: Tensor, counted: Tensor, split: Split) -> Scores:
-    """From (S, 2) sums over each client's samples."""
-    counted = counted.cpu()
-    total = torch.tensor(split.sizes)[clients]
-    return Scores(clients, counted[:, 0], total, counted[:, 1] / total.clamp_min(1))
+def tally(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, real: Tensor | None = None) -> Tensor:
+    """(2,) how many of these samples are right, and the sum of their cross entropies."""
+    total = torch.zeros(2, dtype=torch.float64, device=y.device)
+    with torch.no_grad():
+        for part in slices(len(y), TEST_BATCH):
+            judged = judge(predict(x[part]), y[part])  # (B, 2)
+            total = total + (judged if real is None else torch.where(real[part, None], judged, 0.0)).sum(0)
+    return total
 
 
 def slices(stop: int, size: int, start: int = 0) -> list[slice]:

@@ -1,4 +1,8 @@
-"""CUDA graphs: a computation that comes back with the same shapes is captured once and replayed."""
+"""CUDA graphs: a computation is captured when its shapes are met first, and replayed from then on.
+
+What a graph computes with lies in one memory pool that all graphs share: one runs at a time, and what it leaves is
+copied out at once.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from torch import Tensor
 
 from coterie.core import tree
 
-KEPT = 8  # graphs held at a time; each owns the memory of its activations
+KEPT = 48  # graphs held at a time
 
 
 class Captured(NamedTuple):
@@ -22,28 +26,24 @@ class Captured(NamedTuple):
 class Graphs:
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.seen: set[Any] = set()
-        self.captured: dict[Any, Captured] = {}
+        self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self.captured: dict[Any, Captured] = {}  # the one used last stands last
 
     def run(self, name: str, body: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
         """body(*inputs). `name` and the shapes of the inputs say which computation this is."""
         if self.device.type != "cuda":
             return body(*inputs)
         signature = (name, *((n, t.shape, t.dtype) for n, t in tree.items(inputs)))
-        if signature not in self.seen:  # a shape that never returns is not worth a capture
-            self.seen.add(signature)
-            return body(*inputs)
-        if signature not in self.captured:
-            while len(self.captured) >= KEPT:
-                self.captured.pop(next(iter(self.captured)))
-            self.captured[signature] = self._capture(body, inputs)
-        return replay(self.captured[signature], inputs)
+        captured = self.captured.pop(signature, None) or self._capture(body, inputs)
+        self.captured[signature] = captured
+        return replay(captured, inputs)
 
     def _capture(self, body: Callable[..., Any], inputs: tuple[Any, ...]) -> Captured:
-        torch.cuda.empty_cache()  # a graph draws on a memory pool of its own
+        while len(self.captured) >= KEPT:
+            self.captured.pop(next(iter(self.captured)))
         held = tree.apply(lambda t: t.clone(), inputs)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="relaxed"):  # kernels may be loaded meanwhile
             outputs = body(*held)
         return Captured(graph, held, outputs)
 

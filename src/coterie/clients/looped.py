@@ -10,7 +10,6 @@ import ctypes
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, NamedTuple
@@ -18,24 +17,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.clients.base import (
-    Answers,
-    AnyMethod,
-    Clients,
-    Scores,
-    Turn,
-    global_logits,
-    has_global,
-    judge,
-    keys,
-    scores,
-    slices,
-)
+from coterie.clients.base import AnyMethod, Clients, Cohort, Job, act, cohort_of, global_logits, keys, slices, tally
 from coterie.core import order, tree
 from coterie.core.errors import CoterieError
-from coterie.core.local import TEST_BATCH, Data
+from coterie.core.local import Data
 from coterie.core.model import Model
 from coterie.core.samples import FederatedData, Split
+
+COHORT = 1024  # clients whose states are out of the store at a time, at most
+COHORT_BYTES = 2**28  # and what these states may take
+SHARES = 16  # parts of the work for each process: enough that none waits long for the others
 
 
 class Looped(Clients):
@@ -47,74 +38,52 @@ class Looped(Clients):
         seed: int,
         device: torch.device | str = "cpu",
         processes: int | None = None,  # None: one for each core, on a CPU
+        state_dir: str | None = None,
     ) -> None:
-        super().__init__(method, model.to(device), data, seed)
+        super().__init__(method, model, data, seed, device, state_dir)
         self.desk = Desk(method, self.model, data, seed)
-        self.states: list[Any] = []
         self.pool: ProcessPoolExecutor | None = None
-        count = processes or (cores() if torch.device(device).type == "cpu" else 1)
-        count = min(count, data.clients)
-        if count > 1 and torch.device(device).type != "cpu":
+        count = processes or (cores() if self.device.type == "cpu" else 1)
+        self.processes = min(count, data.clients)
+        if self.processes > 1 and self.device.type != "cpu":
             raise CoterieError("several processes are for the CPU; on a GPU use one, or clients=batched")
-        if torch.device(device).type == "cpu":
+        if self.device.type == "cpu":
             one_thread()
-        if count > 1:
-            self.pool = start_pool(count, self.desk)
+        if self.processes > 1:
+            self.pool = start_pool(self.processes, self.desk)
 
-    def join(self, welcome: tree.Tree) -> None:
-        first = Turn(-1)
-        self.states = [
-            self.desk.join(i, keys(self.seed, first, torch.tensor(i)), welcome) for i in range(self.data.clients)
-        ]
+    def cohorts(self, job: Job, clients: Tensor) -> list[Cohort]:
+        """As many as their states allow: the processes share the work of a cohort."""
+        most = max(min(COHORT, COHORT_BYTES // max(self.burden, 1)), self.processes)
+        rows = torch.arange(len(clients))
+        return [cohort_of(clients, rows[part], self.device) for part in slices(len(clients), most)]
 
-    def train(self, clients: Tensor, downs: Any, turn: Turn) -> Answers:
-        results = self._each(Desk.train, clients, downs, turn)
-        good = [(i, up) for i, (_, up, finite) in results.items() if finite]
-        for i, (state, _, finite) in results.items():
-            if finite:
-                self.states[i] = state
-        left_out = tuple(i for i, (_, _, finite) in results.items() if not finite)
-        ups = tree.stack([up for _, up in good]) if good else None
-        return Answers(torch.tensor([i for i, _ in good], dtype=torch.int64), ups, left_out)
-
-    def finish(self, clients: Tensor, downs: Any, turn: Turn) -> None:
-        for i, state in self._each(Desk.finish, clients, downs, turn).items():
-            self.states[i] = state
-
-    def score(self, clients: Tensor, downs: Any, split: str) -> Scores:
-        held = self.split(split)
-        return scores(clients, torch.stack([*self._each(Desk.score, clients, downs, split).values()]), held)
-
-    def score_global(self, server: Any, split: str) -> Scores | None:
-        if not has_global(self.method, self.model, server, self.data):
-            return None
-        counted = self._map(Desk.score_global, [(i, (server, split)) for i in range(self.data.clients)])
-        return scores(torch.arange(self.data.clients), torch.stack([*counted.values()]), self.split(split))
-
-    def state(self, client: int) -> Any:
-        return tree.apply(lambda t: t.cpu(), self.states[client])
-
-    def close(self) -> None:
-        if self.pool:
-            self.pool.shutdown(cancel_futures=True)
-
-    def _each(self, work: Callable[..., Any], clients: Tensor, downs: Any, what: Any) -> dict[int, Any]:
-        """Client id -> result of `work`, in the order of ids."""
-        tasks = [(i, (self.states[i], tree.pick(downs, row), what)) for row, i in enumerate(clients.tolist())]
-        return self._map(work, tasks)
-
-    def _map(self, work: Callable[..., Any], tasks: list[tuple[int, tuple[Any, ...]]]) -> dict[int, Any]:
+    def compute(self, job: Job, cohort: Cohort, states: Any, downs: Any) -> Any:
+        ids = cohort.clients.tolist()
         if self.pool is None:
-            return {i: named(work, self.desk, i, *given) for i, given in tasks}
-        sizes = self.data.train.sizes
-        largest_first = sorted(tasks, key=lambda task: -sizes[task[0]])
+            return self.desk.compute(job, ids, states, downs)
         try:
-            futures = {i: self.pool.submit(at_desk, work, i, packed(given)) for i, given in largest_first}
-            return {i: unpacked(futures[i].result()) for i, _ in tasks}
+            shares = [
+                (rows, self.pool.submit(at_desk, packed((job, *tree.pick((cohort.clients, states, downs), rows)))))
+                for rows in shares_of(ids, self.data.train.sizes, self.processes)
+            ]
+            parts = [unpacked(future.result()) for _, future in shares]
         except BrokenProcessPool:
             raise CoterieError(
                 "a worker process died (out of memory?); try fewer with --processes, or --processes 1 to debug"
             ) from None
+        return tree.pick(tree.join(parts), torch.cat([rows for rows, _ in shares]).argsort())
+
+    def close(self) -> None:
+        super().close()
+        if self.pool:
+            self.pool.shutdown(cancel_futures=True)
+
+
+def shares_of(clients: list[int], sizes: tuple[int, ...], workers: int) -> list[Tensor]:
+    """Rows of these clients, in parts for workers that take the next one when they are free. The largest first."""
+    rows = torch.tensor([sizes[i] for i in clients]).argsort(descending=True, stable=True)
+    return [rows[part] for part in slices(len(rows), -(-len(rows) // (SHARES * workers)))]
 
 
 class Desk:
@@ -124,38 +93,33 @@ class Desk:
         self.method, self.model, self.data, self.seed = method, model, data, seed
         self.samples: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}
 
-    def join(self, client: int, key: Tensor, welcome: tree.Tree) -> Any:
-        return self.method.client_init(self.model, self._data(client, key, 1.0), welcome)
+    def compute(self, job: Job, clients: list[int], states: Any, downs: Any) -> Any:
+        """Each with its row; the results stacked."""
+        given = (states, downs, keys(self.seed, job.turn, torch.tensor(clients)))
+        results = [self.work(job, client, *tree.pick(given, row)) for row, client in enumerate(clients)]
+        return tree.join([tree.apply(lambda t: t[None], result) for result in results])
 
-    def train(self, client: int, state: Any, down: Any, turn: Turn) -> tuple[Any, Any, bool]:
-        state, up = self.method.client_train(self.model, state, down, self._data_in(client, turn))
-        finite = bool(tree.finite(tree.stack([(state, up)]), 1)) if tree.leaves((state, up)) else True
-        return state, up, finite
+    def work(self, job: Job, client: int, state: Any, down: Any, key: Tensor) -> Any:
+        """What goes wrong says to whom, and in what."""
+        try:
+            return self._work(job, client, state, down, key)
+        except Exception as error:
+            turn = f", round {job.turn.round}" if job.turn.round >= 0 else ""
+            error.add_note(f"This happened to client {client} in {job.task}{turn}.")
+            raise
 
-    def finish(self, client: int, state: Any, down: Any, turn: Turn) -> Any:
-        return self.method.client_finish(self.model, state, down, self._data_in(client, turn))
-
-    def score(self, client: int, state: Any, down: Any, split: str) -> Tensor:
-        return self._tally(client, split, lambda x: self.method.client_predict(self.model, state, down, x))
-
-    def score_global(self, client: int, server: Any, split: str) -> Tensor:
-        return self._tally(client, split, lambda x: global_logits(self.method, self.model, server, x))
-
-    def _tally(self, client: int, split: str, predict: Callable[[Tensor], Tensor]) -> Tensor:
-        x, y = self._samples(split, client)
-        with torch.no_grad():
-            judged = [judge(predict(x[part]), y[part]).sum(0).cpu() for part in slices(len(y), TEST_BATCH)]
-        return sum(judged, torch.zeros(2, dtype=torch.float64))
-
-    def _data_in(self, client: int, turn: Turn) -> Data:
-        key = keys(self.seed, turn, torch.tensor(client))
-        torch.manual_seed(int(order.fold(key, order.DROPOUT)))  # for networks that draw numbers of their own
-        return self._data(client, key, turn.rate)
-
-    def _data(self, client: int, key: Tensor, rate: float) -> Data:
-        x, y = self._samples("train", client)
-        factor = torch.tensor(rate, dtype=self.model.mean.dtype, device=x.device)
-        return Data(x, y, key.to(x.device), factor, self.data.classes, self.data.transform, alone=True)
+    def _work(self, job: Job, client: int, state: Any, down: Any, key: Tensor) -> Any:
+        method, model = self.method, self.model
+        x, y = self._samples(job.split, client)
+        if job.task == "score":
+            return tally(lambda x: method.client_predict(model, state, down, x), x, y)
+        if job.task == "score_global":
+            return tally(lambda x: global_logits(method, model, job.told, x), x, y)
+        draws = torch.default_generator if x.device.type == "cpu" else torch
+        draws.manual_seed(int(order.fold(key, order.DROPOUT)))  # for networks that draw numbers of their own
+        rate = torch.tensor(job.turn.rate, dtype=model.mean.dtype, device=x.device)
+        data = Data(x, y, key.to(x.device), rate, self.data.classes, self.data.transform, alone=True)
+        return act(method, model, job, data, state, down)
 
     def _samples(self, split: str, client: int) -> tuple[Tensor, Tensor]:
         if (split, client) not in self.samples:
@@ -170,19 +134,16 @@ def channels_last(x: Tensor) -> Tensor:
     return x.movedim(1, 3).clone(memory_format=torch.contiguous_format).movedim(3, 1) if x.ndim == 4 else x
 
 
-def named(work: Callable[..., Any], desk: Desk, client: int, *given: Any) -> Any:
-    """The work of one client; what goes wrong says whose and which."""
-    try:
-        return work(desk, client, *given)
-    except Exception as error:
-        turn = next((f", round {g.round}" for g in given if isinstance(g, Turn)), "")
-        error.add_note(f"This happened to client {client} in {work.__name__}{turn}.")
-        raise
-
-
 # Worker processes. A desk is set up once in each; tasks and results cross as arrays.
 
 _desk: Desk | None = None
+
+
+class Alike(NamedTuple):
+    """A tensor whose rows are all this one."""
+
+    row: Any
+    times: int
 
 
 class Packed(NamedTuple):
@@ -193,7 +154,9 @@ class Packed(NamedTuple):
 
 def packed(given: Any) -> Packed:
     if isinstance(given, Tensor):
-        return Packed(given.detach().cpu().contiguous().numpy())
+        alike = tree.alike(given)
+        array = (given[0] if alike else given).detach().cpu().contiguous().numpy()
+        return Packed(Alike(array, len(given)) if alike else array)
     if isinstance(given, dict):
         return Packed({k: packed(v) for k, v in given.items()})
     if isinstance(given, tuple):
@@ -203,6 +166,8 @@ def packed(given: Any) -> Packed:
 
 def unpacked(parcel: Packed) -> Any:
     match parcel.content:
+        case Alike(row, times):
+            return torch.from_numpy(writable(row)).expand(times, *row.shape)
         case dict() as branches:
             return {k: unpacked(v) for k, v in branches.items()}
         case (kind, values):
@@ -211,12 +176,18 @@ def unpacked(parcel: Packed) -> Any:
         case [value]:
             return value
         case array:
-            return torch.from_numpy(array)
+            return torch.from_numpy(writable(array))
 
 
-def at_desk(work: Callable[..., Any], client: int, parcel: Packed) -> Packed:
+def writable(array: Any) -> Any:
+    """A copy of what others may read too."""
+    return array if array.flags.writeable else array.copy()
+
+
+def at_desk(parcel: Packed) -> Packed:
     assert _desk is not None, "the worker process was not set up"
-    return packed(named(work, _desk, client, *unpacked(parcel)))
+    job, clients, states, downs = unpacked(parcel)
+    return packed(_desk.compute(job, clients.tolist(), states, downs))
 
 
 def start_pool(count: int, desk: Desk) -> ProcessPoolExecutor:

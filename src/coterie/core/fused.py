@@ -193,6 +193,14 @@ class Drawn(torch.autograd.Function):
         return together(Drawn, info, dims, given)
 
 
+def take(x: Tensor, index: Tensor) -> Tensor:
+    """x[index], for images (n, C, H, W) and an index (c, B)."""
+    if not usable(x.device) or x.ndim != 4:
+        return x[index]
+    images: Tensor = call(Drawn, x.expand(len(index), *x.shape), index, index, 0, False)
+    return images
+
+
 class Descent(torch.autograd.Function):
     """A step of `count` weights of any shape: given them, their slopes and, if there are any, velocities."""
 

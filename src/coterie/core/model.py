@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from coterie.core.errors import CoterieError
+from coterie.core.errors import CoterieError, unknown
 from coterie.core.samples import Transform
 from coterie.core.tree import Live, Tree, apply, is_statistic
+
+PRECISIONS = ("fp32", "tf32", "bf16")
 
 
 class Weights(NamedTuple):
@@ -35,7 +37,7 @@ class Model:
     classes: int  # K
     mean: Tensor  # (C,) of pixels scaled to 0..1; empty: take samples as they are
     std: Tensor  # (C,)
-    products: torch.dtype | None = None  # type of the factors of matrix products; None: that of the weights
+    precision: str = "fp32"  # of matrix products: fp32, tf32, or bf16; sums and weights keep their type
 
     def __call__(self, weights: Weights, x: Tensor) -> Tensor:
         """(B, ...) raw samples -> (B, K) logits."""
@@ -98,9 +100,9 @@ class Model:
         return result.to(self.mean.dtype)
 
     def _precision(self) -> AbstractContextManager[object]:
-        if self.products is None:
+        if self.precision != "bf16":
             return nullcontext()
-        return torch.autocast(self.mean.device.type, self.products, cache_enabled=False)
+        return torch.autocast(self.mean.device.type, torch.bfloat16, cache_enabled=False)
 
     @property
     def batch_norm(self) -> bool:
@@ -118,6 +120,16 @@ class Model:
 def _as_in_training(module: nn.Module, training: bool) -> None:
     if module.training != training:
         module.train(training)
+
+
+def set_precision(precision: str, device: torch.device) -> None:
+    """Whether products of float32 may round their factors to TF32, in this process."""
+    if precision not in PRECISIONS:
+        raise unknown("precision", precision, PRECISIONS)
+    if precision == "tf32" and device.type != "cuda":
+        raise CoterieError("precision tf32 is something that GPUs have; on a CPU take fp32 or bf16")
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
 def split_head(network: nn.Module, head: str | None = None) -> tuple[nn.Module, nn.Module]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ class Split:
     y: Tensor  # (N,) int64
     sizes: tuple[int, ...]  # samples of client 0, 1, ...; they sum to N
 
-    @property
+    @cached_property
     def starts(self) -> tuple[int, ...]:
         return (0, *itertools.accumulate(self.sizes))
 

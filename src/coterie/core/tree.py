@@ -1,6 +1,6 @@
 """Nested NamedTuples and dictionaries of tensors: messages, states, weights.
 
-Plural means a leading client axis: `stack` makes it, `pick` and `put` read and write rows of it,
+Plural means a leading client axis: `stack` and `join` make it, `pick` and `put` read and write rows of it,
 `mix` and `average` sum over it.
 """
 
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 T = TypeVar("T")
@@ -99,8 +100,35 @@ def stack(trees: Sequence[T]) -> T:
     return apply(lambda *rows: torch.stack(rows), *trees)
 
 
+def join(parts: Sequence[T]) -> T:
+    """The rows of all parts. Where what is kept for each sample is of unlike length, zeros at the end fill it up."""
+
+    def rows(*tensors: Tensor) -> Tensor:
+        if tensors[0].ndim < 2:
+            return torch.cat(tensors)
+        longest = max(t.shape[1] for t in tensors)
+        return torch.cat([longer(t, longest) for t in tensors])
+
+    return parts[0] if len(parts) == 1 else apply(rows, *parts)
+
+
+def longer(t: Tensor, length: int) -> Tensor:
+    """(S, n, ...) as (S, length, ...), zeros at the end."""
+    return t if t.shape[1] == length else F.pad(t, (*[0, 0] * (t.ndim - 2), 0, length - t.shape[1]))
+
+
+def alike(t: Tensor) -> bool:
+    """Whether all rows are one and the same, not copied."""
+    return t.ndim > 0 and len(t) > 1 and t.stride(0) == 0
+
+
 def pick(trees: T, rows: Tensor | int) -> T:
-    return apply(lambda t: t[rows], trees)
+    def read(t: Tensor) -> Tensor:
+        if isinstance(rows, Tensor) and rows.dtype != torch.bool and rows.ndim == 1 and alike(t):
+            return t[0].expand(len(rows), *t.shape[1:])
+        return t[rows]
+
+    return apply(read, trees)
 
 
 def put(trees: T, rows: Tensor | int, values: T) -> T:
@@ -143,11 +171,10 @@ def overlay(base: T, top: object) -> T:
 
 def finite(trees: object, rows: int) -> Tensor:
     """(rows,) whether every number in the row of a tree with a leading axis is finite."""
-    ok = torch.ones(rows, dtype=torch.bool)
-    for t in leaves(trees):
-        if t.is_floating_point():
-            ok = ok.to(t.device) & t.flatten(1).isfinite().all(1) if t.ndim > 1 else ok.to(t.device) & t.isfinite()
-    return ok
+    fine = [t.isfinite() for t in leaves(trees) if t.is_floating_point()]
+    if not fine:
+        return torch.ones(rows, dtype=torch.bool)
+    return torch.stack([t.flatten(1).all(1) if t.ndim > 1 else t for t in fine]).all(0)
 
 
 def size(tree: object) -> int:

@@ -9,7 +9,7 @@ from coterie.core import order, tree
 from coterie.core.errors import CoterieError
 from coterie.core.samples import FederatedData
 from coterie.federation.history import Round
-from coterie.federation.rounds import Settings, after_training, log, splits, train
+from coterie.federation.rounds import Settings, after_training, fetched, log, sift, splits
 
 
 def keep_out(data: FederatedData, share: float, seed: int) -> tuple[FederatedData, FederatedData]:
@@ -36,7 +36,9 @@ def meet(server: object, newcomers: Clients, settings: Settings) -> Round:
         shared = newcomers.score_global(server, split)
         if shared is not None:
             scores["new_global", split] = shared
-    answers = train(newcomers, everyone, downs, Turn(settings.rounds, settings.rate(settings.rounds - 1)))
-    for (_, split), found in after_training(newcomers, everyone, downs, answers).items():
-        scores["new_post", split] = found
-    return Round(settings.rounds, everyone, answers.left_out, scores, bytes_down=tree.size(downs))
+    turn = Turn(settings.rounds, settings.rate(settings.rounds - 1))
+    returned = newcomers.begin(everyone, downs, turn)
+    answers = sift(returned, turn)
+    trained = {("new_post", split): of for (_, split), of in after_training(newcomers, downs, returned).items()}
+    found = fetched(scores) | fetched(trained, answers)
+    return Round(settings.rounds, everyone, answers.left_out, found, bytes_down=tree.size(downs))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from coterie.clients import States
 from coterie.clients.base import AnyMethod, send
 from coterie.core import tree
 from coterie.core.errors import CoterieError
@@ -22,7 +23,7 @@ class Result:
     model: Model
     data: FederatedData
     server: Any
-    states: list[Any]  # of all clients
+    states: States  # of all clients
     history: History
 
     @property

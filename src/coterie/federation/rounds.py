@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from coterie.clients import Answers, Clients, Scores, Turn
-from coterie.clients.base import send
+from coterie.clients.base import Returned, send
 from coterie.core import order, tree
 from coterie.core.errors import CoterieError
 from coterie.core.method import Method
 from coterie.federation.history import History, Round
 
 log = logging.getLogger("coterie")
+Point = tuple[str, str]  # where it is measured, and on which split
 
 
 @dataclass(frozen=True)
@@ -101,23 +102,25 @@ def federate(
 
 def play(server: Any, clients: Clients, settings: Settings, number: int) -> tuple[Any, Round]:
     """One round."""
-    clock, scores = Clock(), {}
+    clock, scores = Clock(), dict[Point, Scores]()
     measured = (number + 1) % settings.evaluate_every == 0 or number + 1 == settings.rounds
     turn = Turn(number, settings.rate(number))
     joined = order.participants(settings.seed, number, clients.data.clients, settings.joining(clients.data.clients))
     with clock.time("send"):
         downs = send(clients.method, server, joined)
     with clock.time("train"):
-        answers = train(clients, joined, downs, turn)
+        returned = clients.begin(joined, downs, turn)
     if measured:
-        with clock.time("evaluate"):
-            scores.update(after_training(clients, joined, downs, answers))
+        with clock.time("evaluate"):  # a GPU goes on with this while the server waits for the answers
+            trained = after_training(clients, downs, returned)
+    with clock.time("train"):
+        answers = sift(returned, turn)
     with clock.time("receive"):
-        ids = answers.clients.to(clients.model.mean.device)
-        server = clients.method.server_receive(server, ids, answers.ups)
+        server = clients.method.server_receive(server, on(clients, answers.clients), answers.ups)
     if measured:
         with clock.time("evaluate"):
-            scores.update(as_downloaded(server, clients))
+            downloaded = as_downloaded(server, clients)
+            scores = fetched(trained, answers) | fetched(downloaded)
     return server, Round(
         number + 1,
         joined,
@@ -130,8 +133,9 @@ def play(server: Any, clients: Clients, settings: Settings, number: int) -> tupl
     )
 
 
-def train(clients: Clients, joined: Tensor, downs: Any, turn: Turn) -> Answers:
-    answers = clients.train(joined, downs, turn)
+def sift(returned: Returned, turn: Turn) -> Answers:
+    """The answers that can be used; an error if there are none."""
+    answers = returned.sift()
     for client in answers.left_out:
         log.warning("round %d: client %d is left out, its update is not finite", turn.round + 1, client)
     if not len(answers.clients):
@@ -141,14 +145,13 @@ def train(clients: Clients, joined: Tensor, downs: Any, turn: Turn) -> Answers:
     return answers
 
 
-def after_training(clients: Clients, joined: Tensor, downs: Any, answers: Answers) -> dict[tuple[str, str], Scores]:
+def after_training(clients: Clients, downs: Any, returned: Returned) -> dict[Point, Scores]:
     """POST: what a client sent back takes the place of what it was sent."""
-    rows = torch.isin(joined, answers.clients).nonzero()[:, 0].to(clients.model.mean.device)
-    trained = tree.overlay(tree.pick(downs, rows), answers.ups)
-    return {("post", split): clients.score(answers.clients, trained, split) for split in splits(clients)}
+    trained = tree.overlay(downs, returned.ups)
+    return {("post", split): clients.score(returned.clients, trained, split) for split in splits(clients)}
 
 
-def as_downloaded(server: Any, clients: Clients) -> dict[tuple[str, str], Scores]:
+def as_downloaded(server: Any, clients: Clients) -> dict[Point, Scores]:
     """PRE on all clients, and the global model where there is one."""
     everyone = torch.arange(clients.data.clients)
     downs = send(clients.method, server, everyone)
@@ -165,10 +168,12 @@ def last_training(server: Any, clients: Clients, settings: Settings) -> Round:
     """All clients train once more from the final server state, which stays as it is."""
     everyone, clock = torch.arange(clients.data.clients), Clock()
     downs = send(clients.method, server, everyone)
+    turn = Turn(settings.rounds, settings.rate(settings.rounds))
     with clock.time("train"):
-        answers = train(clients, everyone, downs, Turn(settings.rounds, settings.rate(settings.rounds)))
+        returned = clients.begin(everyone, downs, turn)
+        answers = sift(returned, turn)
     with clock.time("evaluate"):
-        scores = after_training(clients, everyone, downs, answers)
+        scores = fetched(after_training(clients, downs, returned), answers)
     return Round(settings.rounds + 1, everyone, answers.left_out, scores, 0, tree.size(downs), clock.seconds)
 
 
@@ -179,8 +184,21 @@ def finish(server: Any, clients: Clients, settings: Settings) -> Round:
     with clock.time("finish"):
         clients.finish(everyone, downs, turn)
     with clock.time("evaluate"):
-        scores = {("finished", split): clients.score(everyone, downs, split) for split in splits(clients)}
+        scores = fetched({("finished", split): clients.score(everyone, downs, split) for split in splits(clients)})
     return Round(settings.rounds, everyone, (), scores, seconds=clock.seconds)
+
+
+def fetched(scores: dict[Point, Scores], answers: Answers | None = None) -> dict[Point, Scores]:
+    """On the CPU; of those only whose answers could be used."""
+    found = {point: of.fetched() for point, of in scores.items()}
+    if answers is None or not answers.left_out:
+        return found
+    return {point: Scores(*(t[torch.isin(of.clients, answers.clients)] for t in of)) for point, of in found.items()}
+
+
+def on(clients: Clients, ids: Tensor) -> Tensor:
+    """The same on the device of the clients."""
+    return ids.to(clients.device, non_blocking=True)
 
 
 def splits(clients: Clients) -> list[str]:

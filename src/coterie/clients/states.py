@@ -1,0 +1,146 @@
+"""What the clients remember: one tree with a leading axis of all clients, and where it lives.
+
+On the GPU if it takes a small share of its memory; else in the memory of the machine, page-locked if there is a GPU;
+or in files, if a folder is named. Only the rows of the clients that are being computed are on the device.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie.core import tree
+from coterie.core.errors import CoterieError
+
+SHARE = 1 / 16  # of the GPU's memory
+
+
+class States:
+    def __init__(self, clients: int, device: torch.device, folder: str | None = None) -> None:
+        self.clients, self.device, self.folder = clients, device, folder
+        self.kept: Any = ()  # (m, ...) the tree
+        self.home: torch.device | None = None  # where it lives; None: nothing is remembered yet
+
+    def blank(self) -> States:
+        """For the same clients, nothing remembered."""
+        return States(self.clients, self.device, self.folder)
+
+    def take(self, ids: Tensor) -> Any:
+        """(S, ...) rows of these clients, on the device."""
+        return tree.apply(lambda t: self._read(t, ids), self.kept)
+
+    def keep(self, ids: Tensor, rows: Any) -> None:
+        """Rows (S, ...) take the place of what these clients remembered. The first ones say which form all have."""
+        if self.home is None:
+            self.home = self._home(tree.size(rows) // len(ids) * self.clients)
+            self.kept = tree.apply(self._room, rows)
+        self.kept = tree.apply(lambda t, new: self._write(t, ids, new), self.kept, rows)
+
+    def settle(self) -> None:
+        """Leave the device."""
+        if self.home is not None and self.home.type != "cpu":
+            self.home, self.kept = torch.device("cpu"), tree.apply(lambda t: t.cpu(), self.kept)
+
+    @property
+    def row_bytes(self) -> int:
+        return tree.size(self.kept) // self.clients
+
+    def __len__(self) -> int:
+        return self.clients
+
+    def __getitem__(self, client: int) -> Any:
+        """A copy of what this client remembers, on the CPU."""
+        row = range(self.clients)[client]
+        if self._locked:
+            torch.cuda.synchronize(self.device)  # copies into page-locked memory may be under way
+        return tree.apply(lambda t: t[row].to("cpu", copy=True), self.kept)
+
+    def __setitem__(self, client: int, state: Any) -> None:
+        self.keep(torch.tensor([client]), tree.stack([state]))
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[client] for client in range(self.clients))
+
+    @property
+    def _locked(self) -> bool:
+        return self.device.type == "cuda" and self.home == torch.device("cpu") and self.folder is None
+
+    def _home(self, size: int) -> torch.device:
+        if self.folder is not None or self.device.type == "cpu":
+            return torch.device("cpu")
+        if self.device.type == "cuda" and size > SHARE * torch.cuda.get_device_properties(self.device).total_memory:
+            return torch.device("cpu")
+        return self.device
+
+    def _room(self, rows: Tensor) -> Tensor:
+        """For all clients, rows like these."""
+        shape = (self.clients, *rows.shape[1:])
+        if self.folder is not None:
+            return in_file(shape, rows.dtype, self.folder)
+        room = torch.zeros(shape, dtype=rows.dtype, device=self.home)
+        return lock(room) if self._locked else room
+
+    def _read(self, t: Tensor, ids: Tensor) -> Tensor:
+        if not self._locked:
+            return t[ids.to(t.device)].to(self.device)
+        out = torch.empty((len(ids), *t.shape[1:]), dtype=t.dtype, device=self.device)
+        for row, client in enumerate(ids.tolist()):
+            out[row].copy_(t[client], non_blocking=True)
+        return out
+
+    def _write(self, t: Tensor, ids: Tensor, new: Tensor) -> Tensor:
+        if t.ndim > 1 and new.shape[1] > t.shape[1]:  # what is kept for each sample, of a client with more of them
+            more = self._room(new)
+            more[:, : t.shape[1]] = t
+            t = more
+        if t.ndim > 1:
+            new = tree.longer(new, t.shape[1])
+        if not self._locked:
+            return t.index_copy_(0, ids.to(t.device), new.to(t.device))
+        for row, client in enumerate(ids.tolist()):
+            t[client].copy_(new[row], non_blocking=True)
+        return t
+
+
+def lock(t: Tensor) -> Tensor:
+    """The same memory, page-locked: copies between it and the GPU go on while others compute."""
+    if t.numel():
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        code = int(runtime.cudaHostRegister(t.data_ptr(), t.numel() * t.element_size(), 0))
+        if code:
+            gigabytes = t.numel() * t.element_size() / 1e9
+            raise CoterieError(
+                f"{gigabytes:.1f} GB for what clients remember cannot be page-locked (CUDA error {code}); "
+                "is there memory left? --state-dir keeps it in files"
+            )
+        weakref.finalize(t, runtime.cudaHostUnregister, t.data_ptr())
+    return t
+
+
+def in_file(shape: tuple[int, ...], dtype: torch.dtype, folder: str) -> Tensor:
+    """Zeros in a file of this folder. It has no name there, so whatever happens nothing is left behind."""
+    size = torch.Size(shape).numel()
+    if not size:
+        return torch.zeros(shape, dtype=dtype)
+    count = size * dtype.itemsize
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        file, path = tempfile.mkstemp(prefix="clients-", dir=folder)
+        try:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file, 0, count)  # a disk that is full says so now
+            else:
+                os.truncate(file, count)
+            return torch.from_file(path, shared=True, size=size, dtype=dtype).view(shape)
+        finally:
+            os.close(file)
+            os.unlink(path)
+    except OSError as error:
+        raise CoterieError(f"cannot keep {count / 1e9:.3f} GB in the folder {folder}: {error.strerror}") from None
