@@ -1,1 +1,1 @@
-"""Speed, measured against a plain loop over modules in the same run."""
+"""Speed and memory, measured against a plain loop over modules and against the limits of the machine, in one run."""

@@ -1,139 +1,159 @@
-"""One FedPAC round of 20 clients on Fashion-MNIST, ours against a plain loop, alternating in one run.
+"""Rounds of ours against a plain loop over modules, in turn, and against the limits of the machine.
 
-python -m benchmarks [--repeats 5] [--device cpu] [--out FILE]
+python -m benchmarks [--only cifar-20,fmnist-20] [--sweep clients] [--device cuda] [--out FILE]
+
+On a CPU, only the workloads that it does in minutes unless others are named. Data are generated unless real ones are
+asked for. The file gets an entry for each workload, as soon as it is measured; other entries stay.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
-import platform
-import statistics
-import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 
-from coterie.api import load_clients, make_method, make_network
-from coterie.clients import Batched, Clients, Looped, Turn
-from coterie.clients.base import send
+from benchmarks import tables
+from benchmarks.machine import load
+from benchmarks.machine import provenance as provenance  # benchmarks.table looks for it here
+from benchmarks.ours import measure, whole
+from benchmarks.roofline import peaks
+from benchmarks.sweep import POINTS, base, sweep
+from benchmarks.workloads import WORKLOADS, Workload
+from coterie.api import Execution
+from coterie.cli import add_flags, given
 from coterie.clients.looped import cores
-from coterie.core.errors import CoterieError
-from coterie.core.samples import FederatedData
+from coterie.core.errors import CoterieError, unknown
+from coterie.core.model import PRECISIONS
 
 
-def data() -> FederatedData:
-    """The paper's partition, of the whole Fashion-MNIST where it is there, else of the shipped part."""
+def flags() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+    )
+    parser.add_argument("--only", default="", help=f"workloads, with commas: {', '.join(WORKLOADS)}")
+    parser.add_argument("--sweep", default="", help=f"vary these instead, with commas: {', '.join(POINTS)}")
+    parser.add_argument("--whole", default="", help="time whole runs of these workloads instead, with commas")
+    parser.add_argument("--whole-rounds", type=int, default=200, help="rounds of a whole run (usually 200)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each that are measured (usually 3)")
+    parser.add_argument("--quick", action="store_true", default=False, help="tiny workloads: only to see that it works")
+    parser.add_argument("--profile", action="store_true", default=False, help="also which operations take the time")
+    parser.add_argument("--data", choices=("generated", "real"), default="generated")
+    parser.add_argument("--data-dir", default=None, help="folder with datasets (or set COTERIE_DATA)")
+    parser.add_argument("--out", type=Path, default=None, help="write the numbers here, as JSON")
+    parser.add_argument("--commit", default=None, help="where git does not say it")
+    add_flags(parser, "execution", Execution)
+    return parser
+
+
+def chosen_workloads(chosen: argparse.Namespace, device: str) -> list[Workload]:
+    names = [n for n in chosen.only.split(",") if n]
+    for name in (*names, *chosen.whole.split(",")):
+        if name and name not in WORKLOADS:
+            raise unknown("workload", name, WORKLOADS)
+    if not names and not chosen.sweep and not chosen.whole:
+        names = [w.name for w in WORKLOADS.values() if w.on_cpu or device != "cpu"]
+    return [as_asked(WORKLOADS[name], chosen) for name in names]
+
+
+def as_asked(w: Workload, chosen: argparse.Namespace) -> Workload:
+    w = w.quick() if chosen.quick else w
+    return replace(w, real=chosen.data == "real", data_dir=chosen.data_dir)
+
+
+def chosen_ways(how: Execution, precision: str | None) -> list[Execution]:
+    """On a GPU every precision unless one is named. On several cores, one process too: the plain loop has one."""
+    if how.device != "cpu":
+        return [replace(how, precision=name) for name in ([precision] if precision else PRECISIONS)]
+    alone = replace(how, processes=1)
+    several = how.device == "cpu" and how.clients in ("auto", "looped") and how.processes is None and cores() > 1
+    return [how, alone] if several else [how]
+
+
+class File:
+    """The results, by kind and name: written after each, all of it or nothing."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.found: dict[str, dict[str, Any]] = {"workloads": {}, "runs": {}, "sweeps": {}}
+        if path and not path.parent.is_dir():
+            raise CoterieError(f"{path}: there is no folder {path.parent}")
+        if path and path.exists():
+            self.found |= self._there(path)
+
+    def _there(self, path: Path) -> dict[str, dict[str, Any]]:
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise CoterieError(f"{path} cannot be read: {error}") from None
+        if not isinstance(found, dict) or not found.keys() <= self.found.keys():
+            raise CoterieError(f"{path} is there and has other content; name another file")
+        return found
+
+    def add(self, kind: str, name: str, entry: dict[str, Any]) -> None:
+        self.found[kind][name] = entry
+        if self.path:
+            part = self.path.with_name(f"{self.path.name}.part")
+            part.write_text(json.dumps(self.found, indent=1) + "\n", encoding="utf-8")
+            os.replace(part, self.path)
+
+
+def run(chosen: argparse.Namespace) -> None:
+    how = Execution(**given(chosen, Execution))
+    device = how.device if how.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    how = replace(how, device=device)
+    if chosen.rounds < 1:
+        raise CoterieError(f"rounds must be at least 1, not {chosen.rounds}")
+    for what in (sweeps := [s for s in chosen.sweep.split(",") if s]):
+        if what not in POINTS:
+            raise unknown("sweep", what, POINTS)
+    precision = getattr(chosen, "precision", None)
+    workloads, file = chosen_workloads(chosen, device), File(chosen.out)
+    origin = provenance(device) | ({"commit": chosen.commit} if chosen.commit else {})
+    limits = peaks(device, chosen.quick) if workloads else {}
+    for w in workloads:
+        before = load()
+        entry = {**origin, **measure(w, chosen_ways(how, precision), chosen.rounds, limits, chosen.profile)}
+        entry["load"] = [before, load()]
+        file.add("workloads", w.name, entry)
+        print(
+            f"\n{tables.about(entry)}\n{origin['machine']}: {tables.peaks(entry)}\n\n{tables.table([entry])}",
+            flush=True,
+        )
+    if workloads:
+        print(f"\n{tables.NOTES}")
+    for name in chosen.whole.split(",") if chosen.whole else ():
+        for way in chosen_ways(how, precision):
+            before = load()
+            found = whole(as_asked(WORKLOADS[name], chosen), way, chosen.whole_rounds)
+            file.add("runs", f"{name}, {way.precision}", {**origin, **found, "load": [before, load()]})
+            print(f"\n{tables.runs([found])}", flush=True)
+    for what in sweeps:
+        before = load()
+        found = sweep(what, as_asked(base(device), chosen), how, chosen.rounds, chosen.quick)
+        file.add("sweeps", what, {**origin, **found, "load": [before, load()]})
+        print(f"\n{found['about']}\n\n{tables.growth(found)}", flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    logging.getLogger("coterie").addHandler(logging.StreamHandler())
     try:
-        return load_clients("fashion-mnist", num_clients=20)
-    except CoterieError:
-        return load_clients("fashion-mnist-small", num_clients=20, local_size=600)
-
-
-def our_round(clients: Clients) -> Callable[[], None]:
-    method = clients.method
-    server = method.server_init(clients.model, clients.census)
-    clients.join(method.server_welcome(server))
-    everyone = torch.arange(clients.data.clients)
-    state = {"server": server, "round": 0}
-
-    def play() -> None:
-        answers = clients.train(everyone, send(method, state["server"], everyone), Turn(state["round"]))
-        ids = answers.clients.to(clients.model.mean.device)
-        state["server"] = method.server_receive(state["server"], ids, answers.ups)
-        state["round"] += 1
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-
-    return play
-
-
-class PlainLoop:
-    """The plain loop, in a process of its own."""
-
-    def __enter__(self) -> PlainLoop:
-        command = [sys.executable, "-m", "benchmarks.plain"]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.ask, self.answers = cast("IO[str]", self.process.stdin), cast("IO[str]", self.process.stdout)
-        if self.answers.readline() != "ready\n":
-            sys.exit("the plain loop did not start")
-        return self
-
-    def __exit__(self, *reason: object) -> None:
-        self.ask.close()
-        self.process.wait()
-
-    def round(self) -> float:
-        self.ask.write("\n")
-        self.ask.flush()
-        return float(json.loads(self.answers.readline())["round"])
-
-
-def timed(play: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    play()
-    return time.perf_counter() - start
-
-
-def measure(held: FederatedData, device: str, repeats: int) -> dict[str, list[float]]:
-    """Name -> seconds of a round, one for each repeat; in a repeat all take their turn."""
-    method = make_method("fedpac", momentum=0.5, weight_decay=5e-4)
-    model = make_network("cnn", held, seed=0)
-    ways: dict[str, Clients] = {}
-    if device == "cpu":
-        ways[f"looped, {cores()} processes"] = Looped(method, model, held, 0, device, processes=cores())
-        ways["looped, 1 process"] = Looped(method, model, held, 0, device, processes=1)
-    else:
-        ways["batched"] = Batched(method, model, held, 0, device)
-    rounds = {name: our_round(clients) for name, clients in ways.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in ("plain loop", *rounds)}
-    with PlainLoop() as plain:
-        for play in (plain.round, *rounds.values(), *rounds.values(), *rounds.values()):
-            play()  # warm: memory, kernels, graphs
-        for _ in range(repeats):
-            seconds["plain loop"].append(plain.round())
-            for name, play in rounds.items():
-                seconds[name].append(timed(play))
-    for clients in ways.values():
-        clients.close()
-    return seconds
-
-
-def provenance(device: str) -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return {
-        "workload": "a FedPAC round, 20 clients x 600 samples of Fashion-MNIST, batch 50, 5 + 1 epochs; no evaluation",
-        "commit": commit.stdout.strip(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "machine": torch.cuda.get_device_name() if device != "cpu" else f"{platform.machine()}, {cores()} cores",
-        "date": time.strftime("%Y-%m-%d"),
-    }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--device", default="cpu", help="of ours; the plain loop stays on one CPU thread")
-    parser.add_argument("--out", type=Path, help="write the numbers here, as JSON")
-    chosen = parser.parse_args()
-    seconds = measure(data(), chosen.device, chosen.repeats)
-    ratios = {
-        name: statistics.median(p / ours for p, ours in zip(seconds["plain loop"], values, strict=True))
-        for name, values in seconds.items()
-    }
-    for name, values in seconds.items():
-        print(f"{name:24} {statistics.median(values):8.3f} s a round   {ratios[name]:6.2f} times as fast")
-    if chosen.out:
-        found = {**provenance(chosen.device), "seconds": seconds, "median_ratio_to_plain_loop": ratios}
-        chosen.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        run(flags().parse_args(argv))
+    except CoterieError as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -1,56 +1,141 @@
-"""One FedPAC round as it is usually written: a module per client, torch's optimiser, lists of features by label.
+"""A round as it is usually written: a module per client, torch's optimiser, lists of features by label.
 
-The loop that we compare with. It keeps the data as ready tensors in memory, so it spares itself the data loaders
-that other libraries pay for.
+The loop that we compare with. It keeps the data of its participants as ready tensors on the device, does not augment
+them, holds modules for the clients of one round only and solves no quadratic programs: it spares itself work that
+other libraries and we do.
 """
 
 from __future__ import annotations
 
 import copy
-import json
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.machine import synchronize
+from benchmarks.neighbour import serve
+from benchmarks.workloads import Workload, data, make, network, participants, passes
+from coterie.core.samples import FederatedData, Transform
+from coterie.models import Network
 
-class Net(nn.Module):
-    """The paper's network for images of 28 x 28, layer by layer as the paper lists it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(1, 16, 5), nn.Conv2d(16, 32, 5, padding=1)
-        self.pool, self.act = nn.MaxPool2d(2), nn.LeakyReLU()
-        self.fc1, self.fc2 = nn.Linear(800, 128), nn.Linear(128, 10)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        x = self.pool(self.act(self.conv1(x)))
-        x = self.pool(self.act(self.conv2(x)))
-        z = self.act(self.fc1(x.flatten(1)))
-        return z, self.fc2(z)
+SHARED = {"fedpac": "encoder.", "fedper": "encoder.", "fedavg": "", "fedreg": "", "local": None}  # names averaged
 
 
 @dataclass
 class Client:
-    x: Tensor
+    x: Tensor  # (n, ...) normalised
     y: Tensor
-    net: Net
+    net: Network
+    passes: tuple[int, ...]  # samples of each pass of an epoch
     prototypes: dict[int, Tensor] = field(default_factory=dict)
 
 
-def batches(client: Client, size: int = 50) -> list[Tensor]:
-    return list(torch.randperm(len(client.y)).split(size))  # type: ignore[no-untyped-call]
+class Loop:
+    def __init__(self, w: Workload, device: str) -> None:
+        held = data(w)
+        self.method: Any = make(w)
+        self.shared = SHARED[w.method]
+        self.clients = [make_client(w, held, i, device) for i in participants(w)]
+
+    def round(self) -> dict[str, float]:
+        """Seconds by phase; `steps` are those of training proper, without FedPAC's of the head."""
+        self.seconds = dict.fromkeys(("statistics", "head", "steps", "aggregation"), 0.0)
+        synchronize()
+        start, cpu = time.perf_counter(), time.process_time()
+        self.now = start
+        for client in self.clients:
+            if self.method.title == "FedPAC":
+                self.fedpac(client)
+            else:
+                self.train(client, client.net.parameters(), self.method.train.lr)
+                self.note("steps")
+        self.average()
+        self.note("aggregation")
+        return {"round": time.perf_counter() - start, "cpu": time.process_time() - cpu, **self.seconds}
+
+    def note(self, phase: str) -> None:
+        """What was done since the last note was this."""
+        synchronize()
+        before, self.now = self.now, time.perf_counter()
+        self.seconds[phase] += self.now - before
+
+    def fedpac(self, client: Client) -> None:
+        client.prototypes, _ = class_means(client, self.method.train.batch)
+        self.note("statistics")
+        self.train(client, client.net.head.parameters(), self.method.head_lr, self.method.head_epochs)
+        self.note("head")
+        self.train(client, client.net.encoder.parameters(), self.method.train.lr, align=True)
+        self.note("steps")
+        class_means(client, self.method.train.batch)
+        self.note("statistics")
+
+    def train(
+        self,
+        client: Client,
+        trained: Iterator[nn.Parameter],
+        lr: float,
+        epochs: int | None = None,
+        align: bool = False,
+    ) -> None:
+        sgd, parts = self.method.train, list(trained)
+        client.net.requires_grad_(False)
+        for p in parts:
+            p.requires_grad_(True)
+        optimiser = torch.optim.SGD(parts, lr=lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay)
+        for _ in range(sgd.epochs if epochs is None else epochs):
+            for index in batches(client, sgd.batch, sgd.drop_last):
+                optimiser.zero_grad()
+                x, y = client.x[index], client.y[index]
+                z = client.net.encoder(x)
+                loss = F.cross_entropy(client.net.head(z), y)
+                if align:
+                    loss = loss + F.mse_loss(z, torch.stack([client.prototypes[k] for k in y.tolist()]))
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimiser.step()
+
+    def average(self) -> None:
+        if self.shared is None:
+            return
+        states = [client.net.state_dict() for client in self.clients]
+        mean = {n: torch.stack([s[n] for s in states]).mean(0) for n in states[0] if n.startswith(self.shared)}
+        for client in self.clients:
+            client.net.load_state_dict(mean, strict=False)
 
 
-def class_means(client: Client) -> tuple[dict[int, Tensor], dict[int, float]]:
+def make_client(w: Workload, held: FederatedData, number: int, device: str) -> Client:
+    x, y = held.train.client(number)
+    net = network(w, held)
+    assert isinstance(net, Network)
+    ready = normalised(x, held.transform).to(device)
+    return Client(ready, y.to(device), copy.deepcopy(net).to(device), passes(w, held)[number])
+
+
+def normalised(x: Tensor, how: Transform) -> Tensor:
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (how.mean, how.std))
+    return (x.float() / 255 - mean) / std
+
+
+def batches(client: Client, size: int, drop_last: bool = False) -> Iterator[Tensor]:
+    n, device = len(client.y), client.y.device
+    for length in client.passes:
+        chosen = torch.randperm(n) if length == n else torch.randint(0, n, (length,))
+        for index in chosen.to(device).split(size):  # type: ignore[no-untyped-call]
+            if len(index) == size or not drop_last:
+                yield index
+
+
+def class_means(client: Client, size: int) -> tuple[dict[int, Tensor], dict[int, float]]:
     """Class means and mean squared lengths, collected sample by sample."""
     features: dict[int, list[Tensor]] = {}
     with torch.no_grad():
-        for index in batches(client):
-            z, _ = client.net(client.x[index])
+        for index in batches(client, size):
+            z = client.net.encoder(client.x[index])
             for row, label in zip(z, client.y[index].tolist(), strict=True):
                 features.setdefault(label, []).append(row)
     means = {k: torch.stack(rows).mean(0) for k, rows in features.items()}
@@ -58,68 +143,6 @@ def class_means(client: Client) -> tuple[dict[int, Tensor], dict[int, float]]:
     return means, squares
 
 
-def train(client: Client, parts: list[nn.Parameter], lr: float, epochs: int, align: bool) -> None:
-    for p in client.net.parameters():
-        p.requires_grad_(False)
-    for p in parts:
-        p.requires_grad_(True)
-    optimiser = torch.optim.SGD(parts, lr=lr, momentum=0.5, weight_decay=5e-4)
-    for _ in range(epochs):
-        for index in batches(client):
-            optimiser.zero_grad()
-            z, logits = client.net(client.x[index])
-            loss = F.cross_entropy(logits, client.y[index])
-            if align:
-                target = torch.stack([client.prototypes[k] for k in client.y[index].tolist()])
-                loss = loss + F.mse_loss(z, target)
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
-
-
-def fedpac_round(clients: list[Client]) -> dict[str, float]:
-    """Statistics, head, encoder, centroids, and the mean of the encoders; seconds by phase. (No quadratic programs.)"""
-    seconds = {"statistics": 0.0, "training": 0.0, "aggregation": 0.0}
-    for client in clients:
-        start = time.perf_counter()
-        client.prototypes, _ = class_means(client)
-        middle = time.perf_counter()
-        head = [*client.net.fc2.parameters()]
-        train(client, head, 0.1, 1, align=False)
-        train(client, [p for p in client.net.parameters() if all(p is not q for q in head)], 0.01, 5, align=True)
-        late = time.perf_counter()
-        class_means(client)
-        end = time.perf_counter()
-        seconds["statistics"] += middle - start + end - late
-        seconds["training"] += late - middle
-    start = time.perf_counter()
-    with torch.no_grad():
-        mean = {n: torch.stack([c.net.state_dict()[n] for c in clients]).mean(0) for n in clients[0].net.state_dict()}
-        for client in clients:
-            client.net.load_state_dict({n: t for n, t in mean.items() if "fc2" not in n}, strict=False)
-    seconds["aggregation"] = time.perf_counter() - start
-    return seconds
-
-
-def make_clients(x: Tensor, y: Tensor, sizes: tuple[int, ...]) -> list[Client]:
-    net = Net()
-    parts = zip(torch.split(x, list(sizes)), torch.split(y, list(sizes)), strict=True)
-    return [Client(a.clone(), b.clone(), copy.deepcopy(net)) for a, b in parts]
-
-
-def serve() -> None:
-    """A round for every line of input, its seconds as the answer: a process that nothing of ours has tuned."""
-    from benchmarks.__main__ import data  # the same samples; everything else here is torch
-
-    torch.set_num_threads(1)
-    held = data()
-    x = (held.train.x.float() / 255 - 0.1307) / 0.3081
-    clients = make_clients(x, held.train.y, held.train.sizes)
-    print("ready", flush=True)
-    for _ in sys.stdin:
-        start = time.perf_counter()
-        seconds = fedpac_round(clients)
-        print(json.dumps({"round": time.perf_counter() - start, **seconds}), flush=True)
-
-
 if __name__ == "__main__":
-    serve()
+    torch.set_num_threads(1)
+    serve(Loop(Workload.read(sys.argv[1]), sys.argv[2]).round)

@@ -1,0 +1,274 @@
+"""Rounds of a workload, ours and the plain loop's in turn, taken apart."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, fields, replace
+from itertools import pairwise
+from statistics import median
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+from torch.profiler import ProfilerActivity
+
+from benchmarks.machine import cpu_seconds, forget_peak, peak_memory, synchronize
+from benchmarks.neighbour import Neighbour
+from benchmarks.roofline import Peaks, Work, floors, step_work
+from benchmarks.workloads import SEED, Workload, data, make, network, steps
+from coterie.api import Execution, make_network, place
+from coterie.clients import Clients, Turn
+from coterie.clients.base import AnyMethod, send
+from coterie.clients.looped import cores
+from coterie.core import order
+from coterie.core.samples import FederatedData
+from coterie.federation import Round, Settings, rounds
+
+TIMED = ("train", "receive", "evaluate")  # phases that have a line of their own
+SHOWN = 8  # lines of a profile
+
+
+class Clock(rounds.Clock):
+    """Waits for the device at both ends of a phase, so that a phase's time is its own."""
+
+    @contextmanager
+    def time(self, phase: str) -> Iterator[None]:
+        synchronize()
+        with super().time(phase):
+            yield
+            synchronize()
+
+
+class Federation:
+    """A run that is played round by round."""
+
+    def __init__(self, clients: Clients, joining: int) -> None:
+        self.clients, self.number = clients, 0
+        share = joining / clients.data.clients
+        self.measured = Settings(rounds=10**9, join_ratio=share, seed=SEED)
+        self.unmeasured = replace(self.measured, evaluate_every=10**9)
+        self.server = clients.method.server_init(clients.model, clients.census)
+        clients.join(clients.method.server_welcome(self.server))
+
+    def round(self) -> float:
+        """Seconds of a round without evaluation, as fast as it goes."""
+        return self._play(self.unmeasured)[0]
+
+    def round_by_phase(self) -> tuple[float, Round]:
+        """Seconds of a round with evaluation, and its record, where every phase waits for the device."""
+        with patch.object(rounds, "Clock", Clock):
+            return self._play(self.measured)
+
+    def training(self, most: int | None = None) -> float:
+        """Seconds of the clients' part of a round, of all participants or the first ones."""
+        m = self.clients.data.clients
+        joined = order.participants(SEED, self.number, m, self.measured.joining(m))[:most]
+        downs = send(self.clients.method, self.server, joined)
+        synchronize()
+        start = time.perf_counter()
+        self.clients.train(joined, downs, Turn(self.number))
+        synchronize()
+        self.number += 1
+        return time.perf_counter() - start
+
+    def _play(self, settings: Settings) -> tuple[float, Round]:
+        synchronize()
+        start = time.perf_counter()
+        self.server, record = rounds.play(self.server, self.clients, settings, self.number)
+        synchronize()
+        self.number += 1
+        return time.perf_counter() - start, record
+
+
+class Case(NamedTuple):
+    """A workload, run in one way."""
+
+    workload: Workload
+    held: FederatedData
+    how: Execution
+    repeats: int
+    profiled: bool = False
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.how.device == "cpu"
+
+    @property
+    def warm(self) -> int:
+        """Rounds before the measured ones. On a GPU: capture, replay."""
+        return 1 if self.on_cpu else 2
+
+    def clients(self, method: AnyMethod | None = None) -> Clients:
+        """With the workload's method, or another."""
+        forget_peak()
+        model = make_network(network(self.workload, self.held), self.held, SEED)
+        return place(method or make(self.workload), model, self.held, SEED, self.how)
+
+
+class Turns(NamedTuple):
+    """What was measured, one value for each repeat; in a repeat all take their turn."""
+
+    warming: list[float]  # our first rounds: memory, kernels, graphs
+    ours: list[float]  # seconds of a round without evaluation
+    cpu: list[float]  # CPU time of the same
+    plain: list[dict[str, float]]  # the loop's, by phase
+    watched: list[tuple[float, Round]]
+
+    def phase(self, name: str) -> float:
+        return median(record.seconds[name] for _, record in self.watched)
+
+    @property
+    def overhead(self) -> float:
+        return median(seconds - sum(record.seconds[name] for name in TIMED) for seconds, record in self.watched)
+
+
+def alternate(federation: Federation, plain: Neighbour, case: Case) -> Turns:
+    turns = Turns([], [], [], [], [])
+    for _ in range(case.warm):
+        turns.warming.append(federation.round_by_phase()[0])
+    plain_round(plain)
+    for _ in range(case.repeats):
+        turns.plain.append(plain_round(plain))
+        before = cpu_seconds()
+        turns.ours.append(federation.round())
+        turns.cpu.append(cpu_seconds() - before)
+        turns.watched.append(federation.round_by_phase())
+    return turns
+
+
+def plain_round(plain: Neighbour) -> dict[str, float]:
+    plain.ask()
+    return plain.answer()
+
+
+def whole(w: Workload, how: Execution, count: int) -> dict[str, Any]:
+    """A run from its first round to its last, with PRE and POST of every round, in this process as it is."""
+    held = data(w)
+    settings = Settings(rounds=count, join_ratio=w.joining / w.clients, seed=SEED)
+    case, ends = Case(w, held, how, 1), [time.perf_counter()]
+    with closing(case.clients()) as clients:
+        ends[0] = time.perf_counter()
+        _, history = rounds.federate(clients, settings, lambda record: ends.append(time.perf_counter()))
+        memory, way = peak_memory(how.device), title(clients, how)
+    each = [late - early for early, late in pairwise(ends)]
+    return {
+        "about": w.about,
+        "workload": asdict(w) | {"data_dir": None},
+        "way": way,
+        "rounds": count,
+        "seconds": ends[-1] - ends[0],
+        "first": each[0],  # libraries and kernels are loaded, graphs captured
+        "round": median(each),
+        "accuracy": history.curve("pre")[-1][1],
+        "memory_gb": memory,
+    }
+
+
+def measure(w: Workload, ways: list[Execution], repeats: int, peaks: Peaks, profiled: bool) -> dict[str, Any]:
+    """All that is known of a workload on this machine."""
+    held = data(w)
+    work = one_step(w, held)
+    with Neighbour("plain", w.written(), ways[0].device) as plain:
+        measured = dict(measure_way(Case(w, held, how, repeats, profiled), plain) for how in ways)
+    return {
+        "about": w.about,
+        "workload": asdict(w) | {"data_dir": None},
+        "peaks": peaks,
+        "step": work._asdict(),
+        "floor_ms": {precision: 1e3 * w.joining * floor for precision, floor in floors(work, peaks).items()},
+        "ways": measured,
+    }
+
+
+def one_step(w: Workload, held: FederatedData) -> Work:
+    """The work of one client in one step, with a full batch."""
+    x, y = held.train.client(0)
+    train = make(w).train
+    batch = slice(0, train.batch)
+    return step_work(network(w, held), x[batch].float() / 255, y[batch], train.momentum > 0)
+
+
+def measure_way(case: Case, plain: Neighbour) -> tuple[str, dict[str, Any]]:
+    """Its title, and what was measured."""
+    title, turns, others = play(case, plain)
+    method, own, joining = make(case.workload), steps(case.workload, case.held), case.workload.joining
+    idle, bare = without_steps(method), without_any_steps(method)
+    part = {variant: typical_training(case, variant) for variant in {idle, bare}}
+    taken = median(sum(own[i] for i in record.participants.tolist()) for _, record in turns.watched) / joining
+    return title, {
+        "seconds": turns.ours,
+        "plain_seconds": [p["round"] for p in turns.plain],
+        "cpu_seconds": turns.cpu,
+        "plain_cpu_seconds": [p["cpu"] for p in turns.plain],
+        "times_as_fast": median(p["round"] / s for p, s in zip(turns.plain, turns.ours, strict=True)),
+        "warming": turns.warming,
+        "with_evaluation": median(seconds for seconds, _ in turns.watched),
+        "parts": {
+            "statistics": part[bare],
+            "training": turns.phase("train") - part[bare],
+            "aggregation": turns.phase("receive"),
+            "evaluation": turns.phase("evaluate"),
+            "overhead": turns.overhead,
+        },
+        "steps": taken,  # of a participant in a round
+        "step_ms": 1e3 * (turns.phase("train") - part[idle]) / taken,
+        "plain_step_ms": 1e3 * median(p["steps"] for p in turns.plain) / taken,
+        **others,
+    }
+
+
+def play(case: Case, plain: Neighbour) -> tuple[str, Turns, dict[str, Any]]:
+    """The rounds, and what else these clients tell. Their memory is free again afterwards."""
+    with closing(case.clients()) as clients:
+        federation = Federation(clients, case.workload.joining)
+        turns = alternate(federation, plain, case)
+        others = {"memory_gb": peak_memory(case.how.device), "wasted": getattr(clients, "waste", None)}
+        if case.profiled and (not case.on_cpu or case.how.processes == 1):  # other processes cannot be seen from here
+            others["profile"] = profile(federation, case.on_cpu)
+        return title(clients, case.how), turns, others
+
+
+def title(clients: Clients, how: Execution) -> str:
+    kind = type(clients).__name__.lower()
+    if how.device != "cpu":
+        return f"{kind}, {how.precision}"
+    if kind != "looped":
+        return kind
+    count = min(how.processes or cores(), clients.data.clients)
+    return f"{kind}, {count} process{'es' if count > 1 else ''}"
+
+
+def profile(federation: Federation, on_cpu: bool) -> dict[str, float]:
+    """Shares of the clients' time by operation, or by kernel on a GPU; the largest ones, the largest first."""
+    activity = ProfilerActivity.CPU if on_cpu else ProfilerActivity.CUDA
+    with torch.profiler.profile(activities=[activity]) as seen:
+        federation.training(2 if on_cpu else None)  # looped clients are all alike: two are enough
+    times: Counter[str] = Counter()
+    for event in seen.key_averages():
+        name = re.split(r"[<(]", event.key.removeprefix("void "))[0]
+        times[name] += event.self_cpu_time_total if on_cpu else event.self_device_time_total
+    whole = sum(times.values()) or 1
+    return {name: time / whole for name, time in times.most_common(SHOWN)}
+
+
+def without_steps(method: AnyMethod) -> AnyMethod:
+    """The same without SGD steps, FedPAC's of the head excepted."""
+    return replace(method, train=method.train.but(epochs=0))
+
+
+def without_any_steps(method: AnyMethod) -> AnyMethod:
+    """What is left on the clients: statistics, rebalanced sets, and reaching them."""
+    own: dict[str, Any] = {"head_epochs": 0} if "head_epochs" in {f.name for f in fields(method)} else {}
+    return replace(without_steps(method), **own)
+
+
+def typical_training(case: Case, method: AnyMethod) -> float:
+    with closing(case.clients(method)) as clients:
+        federation = Federation(clients, case.workload.joining)
+        for _ in range(case.warm):
+            federation.training()
+        return median(federation.training() for _ in range(case.repeats))

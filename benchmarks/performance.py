@@ -1,0 +1,181 @@
+"""The tables and plots of docs/performance.md, and the README's sentence on speed, from benchmarks/results.
+
+python -m benchmarks.performance          write them
+python -m benchmarks.performance --check  fail if they are not what the files say
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from benchmarks import tables
+from benchmarks.plot import plot
+from benchmarks.sweep import NAMES
+
+ROOT = Path(__file__).parent.parent
+RESULTS = Path(__file__).parent / "results"
+SHOWN_FIRST = ("cifar-20", "fmnist-20")  # the first of these that was measured is in the README
+
+Results = dict[str, dict[str, Any]]
+
+
+def load() -> dict[str, Results]:
+    """Machine, as the file's name has it -> what was measured there."""
+    files = sorted(RESULTS.glob("speed-*.json"))
+    return {f.stem.removeprefix("speed-"): json.loads(f.read_text(encoding="utf-8")) for f in files}
+
+
+def origin(entries: list[dict[str, Any]]) -> str:
+    def all_of(name: str) -> str:
+        return ", ".join(sorted({str(entry[name]) for entry in entries}))
+
+    return (
+        f"{all_of('machine')}; commit {all_of('commit')}, torch {all_of('torch')}, Python {all_of('python')}, "
+        f"{all_of('date')}"
+    )
+
+
+def load_average(entries: list[dict[str, Any]]) -> str:
+    """Other work on the machine makes seconds longer, CPU time hardly."""
+    told = [load for entry in entries for load in entry["load"] if load is not None]
+    return f"Load average before and after: {min(told):g} to {max(told):g}." if told else ""
+
+
+def speed(found: dict[str, Results]) -> str:
+    """All workloads, machine by machine."""
+    parts = []
+    for machine, results in found.items():
+        if not (entries := list(results["workloads"].values())):
+            continue
+        lines = [f"- `{e['workload']['name']}`: {e['about']}" for e in entries]
+        parts += [
+            f"### {machine}",
+            f"{origin(entries)}. {load_average(entries)} Peaks: {tables.peaks(entries[-1])}.",
+            "\n".join(lines),
+            tables.table(entries),
+        ]
+    return "\n\n".join([*parts, tables.NOTES])
+
+
+def whole(found: dict[str, Results]) -> str:
+    """Whole runs, machine by machine."""
+    parts = []
+    for results in found.values():
+        if entries := list(results.get("runs", {}).values()):
+            parts += [f"{origin(entries)}. {load_average(entries)}", tables.runs(entries)]
+    return "\n\n".join(parts) or "Not measured yet."
+
+
+def growth(found: dict[str, Results]) -> str:
+    parts = []
+    for machine, results in found.items():
+        for what, sweep in results["sweeps"].items():
+            title = f"Seconds of a round by {NAMES[what]}"
+            parts += [
+                f"### {machine}: {sweep['across']}",
+                f"{sweep['about']}, but for what varies. {origin([sweep])}. {load_average([sweep])}",
+                f"![{title}]({picture_name(machine, what)})",
+                tables.growth(sweep),
+            ]
+    return "\n\n".join(parts) or "Not measured yet."
+
+
+def profiles(found: dict[str, Results]) -> str:
+    """Where the time of one round of the first workload goes."""
+    parts = []
+    for machine, results in found.items():
+        name = first(results)
+        for way, measured in results["workloads"].get(name, {"ways": {}})["ways"].items():
+            if "profile" in measured:
+                rows = [["operation", "share of the round's work, %"]]
+                rows += [[f"`{op}`", f"{100 * share:.1f}"] for op, share in measured["profile"].items()]
+                parts += [f"`{name}` on {machine}, {way}:", tables.markdown(rows)]
+    return "\n\n".join(parts)
+
+
+def tried() -> str:
+    """What was tried, as written down by hand with its measurements."""
+    parts = []
+    for table in json.loads((RESULTS / "tried.json").read_text(encoding="utf-8")):
+        rows = [["tried", *table["measured"]], *([what, *values] for what, *values in table["rows"])]
+        parts += [table["about"], tables.markdown(rows)]
+    return "\n\n".join(parts)
+
+
+def first(results: Results) -> str:
+    return next((name for name in SHOWN_FIRST if name in results["workloads"]), "")
+
+
+def sentence(found: dict[str, Results]) -> str:
+    """For the README."""
+    clauses = []
+    for results in found.values():
+        if name := first(results):
+            entry = results["workloads"][name]
+            times = [f"{way['times_as_fast']:.1f} ({title})" for title, way in entry["ways"].items()]
+            clauses.append(f"{' and '.join(times)} on {entry['machine']}")
+    if not clauses:
+        return ""
+    text = f"One FedPAC round of 20 clients, in times as fast as a plain loop over modules: {'; '.join(clauses)}."
+    return textwrap.fill(text, 118, initial_indent="  ", subsequent_indent="  ").strip()
+
+
+def picture_name(machine: str, what: str) -> str:
+    return f"growth-{what}-{machine}.svg"
+
+
+def picture(sweep: dict[str, Any]) -> str:
+    curves = {
+        name: [(point["value"], point[key]) for point in sweep["points"]]
+        for name, key in (("ours", "seconds"), ("plain loop", "plain_seconds"))
+    }
+    return plot(f"{sweep['machine']}: one FedPAC round", sweep["across"], "seconds", curves)
+
+
+def renewed(page: str, texts: dict[str, str]) -> str:
+    """The page with what stands between its marks replaced."""
+    for name, text in texts.items():
+        mark = re.compile(rf"(<!-- {name} -->).*?(<!-- end -->)", re.S)
+        page, count = mark.subn(lambda found, text=text: f"{found[1]}{text}{found[2]}", page)  # type: ignore[misc]
+        if count != 1:
+            sys.exit(f"the mark <!-- {name} --> is there {count} times")
+    return page
+
+
+def pages() -> dict[Path, str]:
+    found, docs = load(), ROOT / "docs"
+    texts = {
+        "speed": speed(found),
+        "runs": whole(found),
+        "growth": growth(found),
+        "profiles": profiles(found),
+        "tried": tried(),
+    }
+    wanted = {
+        docs / "performance.md": {name: f"\n{text}\n" for name, text in texts.items()},
+        ROOT / "README.md": {"speed": sentence(found)},
+    }
+    pictures = {
+        docs / picture_name(machine, what): picture(sweep)
+        for machine, results in found.items()
+        for what, sweep in results["sweeps"].items()
+    }
+    return {path: renewed(path.read_text(encoding="utf-8"), marks) for path, marks in wanted.items()} | pictures
+
+
+def main() -> None:
+    for path, page in pages().items():
+        if "--check" in sys.argv:
+            if not path.exists() or path.read_text(encoding="utf-8") != page:
+                sys.exit(f"{path.name} is not what benchmarks/results say; run python -m benchmarks.performance")
+        else:
+            path.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

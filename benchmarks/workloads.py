@@ -1,0 +1,170 @@
+"""What is measured: federations of many kinds and sizes, on generated data of the shapes of real ones, or on these."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from coterie.api import make_method
+from coterie.clients.base import AnyMethod
+from coterie.core import order
+from coterie.core.local import Sgd
+from coterie.core.rebalance import histograms
+from coterie.core.samples import FederatedData
+from coterie.data import Dataset, divide, federate, load, transform
+from coterie.models import Network, build
+from coterie.models.cnn import COLOUR, GREY
+from coterie.models.network import conv_layers, flat_size
+from coterie.protocols import method_preset, preset
+
+SEED = 0
+SHAPES = {  # training samples, test samples, shape of one
+    "cifar10": (50_000, 10_000, (3, 32, 32)),
+    "fashion-mnist": (60_000, 10_000, (1, 28, 28)),
+}
+
+
+@dataclass(frozen=True)
+class Workload:
+    name: str
+    method: str
+    network: str
+    dataset: str  # whose shapes
+    clients: int
+    joining: int  # clients of a round
+    samples: int  # a client's training samples; 0: as the protocol's partition deals them
+    tests: int  # a client's test samples
+    epochs: int = 5
+    protocol: str = "pac"  # whose settings: learning rate, batch, momentum, partition
+    width: float = 1.0  # factor on the channels and units of `cnn`
+    real: bool = False  # the dataset itself, not generated samples of its shape
+    data_dir: str | None = None
+    tiny: bool = False  # few samples exist: a test that all works
+    on_cpu: bool = False  # a CPU does it in minutes
+
+    @property
+    def about(self) -> str:
+        size = f"x {self.samples} samples" if self.samples else "of unlike size (Dirichlet 0.1)"
+        taking_part = "all" if self.joining == self.clients else str(self.joining)
+        wide = "" if self.width == 1 else f" {self.width:g} times as wide"
+        data = f"{'' if self.real else 'shapes of '}{self.dataset}"
+        method = make(self)
+        return (
+            f"{method.title}, {self.network}{wide}, {data}, {self.clients} clients {size}, {taking_part} in a round, "
+            f"{self.epochs} local epoch{'s' if self.epochs > 1 else ''}, batch {method.train.batch}"
+        )
+
+    def quick(self) -> Workload:
+        """The same in small."""
+        few = min(self.clients, 4)
+        return replace(
+            self,
+            clients=few,
+            joining=min(self.joining, few),
+            samples=min(self.samples, 40),
+            tests=20,
+            epochs=1,
+            tiny=True,
+        )
+
+    def written(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def read(text: str) -> Workload:
+        return Workload(**json.loads(text))
+
+
+WORKLOADS = {
+    w.name: w
+    for w in (
+        Workload("cifar-20", "fedpac", "cnn", "cifar10", 20, 20, 600, 300, on_cpu=True),
+        Workload("cifar-100", "fedpac", "cnn", "cifar10", 100, 30, 600, 300),
+        Workload("cifar-1000", "fedpac", "cnn", "cifar10", 1000, 30, 50, 50),
+        Workload("fmnist-20", "fedpac", "cnn", "fashion-mnist", 20, 20, 600, 600, on_cpu=True),
+        Workload("fedreg-ragged", "fedreg", "convnet", "cifar10", 20, 20, 0, 0, epochs=1, protocol="reg"),
+        Workload("resnet18-10", "fedper", "resnet18", "cifar10", 10, 10, 500, 100, epochs=1),
+        Workload("resnet18-500", "local", "resnet18", "cifar10", 500, 10, 100, 20, epochs=1),
+        Workload("linear-100", "fedavg", "linear", "fashion-mnist", 100, 100, 100, 20, on_cpu=True),
+    )
+}
+
+
+def make(w: Workload) -> AnyMethod:
+    usual, training = preset(w.protocol, w.dataset), {f.name for f in fields(Sgd)}
+    settings = {k: v for k, v in usual.items() if k in training} | method_preset(w.protocol, w.method)
+    return make_method(w.method, **settings | {"epochs": w.epochs})
+
+
+def data(w: Workload) -> FederatedData:
+    source = load(w.dataset, w.data_dir) if w.real else generated(w)
+    source = replace(source, transform=transform(w.dataset, w.protocol))
+    usual = preset(w.protocol, w.dataset)
+    settings: dict[str, Any] = {"num_clients": w.clients}
+    if w.samples:
+        settings |= {"local_size": w.samples, "test_size": w.tests}
+    else:
+        settings |= {"alpha": usual["alpha"], "min_size": usual["min_size"]}
+    return federate(source, divide(source, usual["partition"], **settings))
+
+
+def generated(w: Workload) -> Dataset:
+    """Noise with a bright band whose height tells the class, as many as the real dataset has."""
+    train, test, shape = SHAPES[w.dataset]
+    draw = torch.Generator().manual_seed(SEED)
+
+    def split(count: int) -> tuple[Tensor, Tensor]:
+        y = torch.arange(count // 50 if w.tiny else count) % 10
+        x = torch.randint(0, 128, (len(y), *shape), generator=draw, dtype=torch.uint8)
+        for k in range(10):
+            x[y == k, :, 2 * k : 2 * k + 4] += 127
+        return x, y
+
+    return Dataset(w.dataset, *split(train), *split(test), tuple("0123456789"))
+
+
+def network(w: Workload, held: FederatedData) -> nn.Module:
+    if w.width == 1:
+        return build(w.network, held.shape, held.classes, SEED)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        return wide_cnn(held.shape, held.classes, w.width)
+
+
+def wide_cnn(shape: tuple[int, ...], classes: int, width: float) -> Network:
+    """`cnn` with more or fewer channels and units."""
+    layers = GREY if shape[0] == 1 else COLOUR
+    convs = tuple(conv._replace(channels=int(width * conv.channels)) for conv in layers)
+    leaky, units = nn.LeakyReLU(0.01), int(width * 128)
+    flat = nn.Linear(flat_size(shape, convs), units)
+    return Network(
+        nn.Sequential(*conv_layers(shape[0], convs, leaky), nn.Flatten(), flat, leaky), nn.Linear(units, classes)
+    )
+
+
+def participants(w: Workload, round: int = 0) -> list[int]:
+    chosen: list[int] = order.participants(SEED, round, w.clients, w.joining).tolist()
+    return chosen
+
+
+def passes(w: Workload, held: FederatedData) -> list[tuple[int, ...]]:
+    """How many samples each client goes through in an epoch, pass by pass: FedReG has a second one."""
+    sizes = held.train.sizes
+    if w.method != "fedreg":
+        return [(n,) for n in sizes]
+    rebalanced = histograms(held.train.class_counts(held.classes)).after.sum(1)
+    return list(zip(sizes, rebalanced.tolist(), strict=True))
+
+
+def steps(w: Workload, held: FederatedData) -> list[int]:
+    """SGD steps of each client in a round, without FedPAC's of the head alone."""
+    train = make(w).train
+
+    def in_pass(n: int) -> int:
+        return n // train.batch if train.drop_last else -(-n // train.batch)
+
+    return [w.epochs * sum(map(in_pass, own)) for own in passes(w, held)]
