@@ -16,6 +16,9 @@ from typing import Any
 from benchmarks import tables
 from benchmarks.plot import plot
 from benchmarks.sweep import NAMES
+from coterie.core.model import PRECISIONS
+from coterie.recipes import find
+from coterie.results import Shelf
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
@@ -107,6 +110,39 @@ def tried() -> str:
     return "\n\n".join(parts)
 
 
+def precision() -> str:
+    """What precision changes in the result of a recipe."""
+    folder = RESULTS / "precision"
+    rows = [["recipe, method", *PRECISIONS, "published"]]
+    for path in sorted((folder / PRECISIONS[0]).glob("*/*.json")):
+        name = path.parent.name
+        made = [json.loads((folder / kind / name / path.name).read_text(encoding="utf-8")) for kind in PRECISIONS]
+        row = next(row for row in find(name).rows if row.training == made[0]["method"])
+        ours = [100 * content["history"][row.point]["clients"][-1] for content in made]
+        rows.append([f"{name}, {row.name}", *(f"{a:.2f}" for a in ours), f"{row.published[()]['accuracy'].mean:.2f}"])
+        taken = [f"{content['seconds']['total']:.1f} s" for content in made]
+        rows.append(["· its run, start included", *taken, ""])
+        origin = made[0]
+    text = f"{origin['hardware']['machine']}; commit {origin['commit']}, {origin['date']}, seed {origin['seed']}."
+    return f"{text}\n\n{tables.markdown(rows)}\n\n{fused()}"
+
+
+def fused() -> str:
+    """The same trainings before and after convolutions were fused."""
+    before = json.loads((RESULTS / "cifar10-20.json").read_text(encoding="utf-8"))
+    recipe, shelf = find("P1-T1-CIFAR10-20"), Shelf(RESULTS)
+    rows = [["CIFAR-10, 20 clients, seed 0", "cuDNN, grouped", "fused", "seconds before", "after"]]
+    for row in recipe.rows:
+        made = shelf.find(recipe.plan(row, ()), 0)
+        cell = next((c for c in before["cells"] if c["method"] == row.method), None)
+        if made and cell:
+            point = {"finished": "post"}.get(row.point, row.point) if row.method == "fedbabu" else row.point
+            accuracies = [100 * cell["last"][point], 100 * made["history"][row.point]["clients"][-1]]
+            seconds = [cell["seconds"]["total"], made["seconds"]["total"]]
+            rows.append([row.name, *(f"{a:.2f}" for a in accuracies), *(f"{s:.0f}" for s in seconds)])
+    return tables.markdown(rows)
+
+
 def first(results: Results) -> str:
     return next((name for name in SHOWN_FIRST if name in results["workloads"]), "")
 
@@ -154,6 +190,7 @@ def pages() -> dict[Path, str]:
         "runs": whole(found),
         "growth": growth(found),
         "profiles": profiles(found),
+        "precision": precision(),
         "tried": tried(),
     }
     wanted = {

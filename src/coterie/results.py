@@ -10,6 +10,7 @@ import platform
 import re
 import subprocess
 import time
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +41,11 @@ class Shelf:
             raise CoterieError(f"cannot make the folder {self.folder}: {error.strerror}") from None
 
     def find(self, plan: Plan, seed: int) -> dict[str, Any] | None:
-        for path in sorted(self.folder.glob(f"*/*{ending(plan, seed)}")):
-            try:
-                content = json.loads(path.read_text(encoding="utf-8"))
-            except (OSError, ValueError):
-                log.warning("%s cannot be read; its training is run again", path)
-                continue
-            if isinstance(content, dict) and (content.get("hash"), content.get("seed")) == (plan.hash, seed):
+        """The result of this training. A setting that did not exist when it was made is as it is by default."""
+        wanted, usual = (json.loads(json.dumps(settings)) for settings in (plan.settings, plan.usual))
+        for path in sorted(self.folder.glob(f"*/*-seed{seed}-*.json")):
+            content = read(path, path.stat().st_mtime_ns)
+            if content is not None and content.get("seed") == seed and covers(content.get("settings"), wanted, usual):
                 return content
         return None
 
@@ -63,6 +62,28 @@ class Shelf:
         except OSError as error:
             raise CoterieError(f"cannot write {path}: {error.strerror}") from None
         return path
+
+
+@lru_cache(maxsize=4096)
+def read(path: Path, changed: int) -> dict[str, Any] | None:
+    """A result as it was when it was last changed; None if it cannot be read."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        log.warning("%s cannot be read; its training is run again", path)
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def covers(made: Any, wanted: Any, usual: Any) -> bool:
+    """Whether a result that was made with some settings is one of the wanted settings."""
+    if not isinstance(made, dict) or not isinstance(wanted, dict):
+        return bool(made == wanted)
+    usual = usual if isinstance(usual, dict) else {}
+    return made.keys() <= wanted.keys() and all(
+        covers(made[name], value, usual.get(name)) if name in made else name in usual and value == usual[name]
+        for name, value in wanted.items()
+    )
 
 
 def ending(plan: Plan, seed: int) -> str:

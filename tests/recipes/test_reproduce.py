@@ -24,7 +24,7 @@ from coterie.display import Lines
 from coterie.federation import History, Round
 from coterie.recipes import Recipe, find, matches, read_recipe
 from coterie.reproduce import cells, chosen_rows, report, reproduce
-from coterie.results import Shelf, accuracies, last_trained, outcome
+from coterie.results import Shelf, accuracies, covers, last_trained, outcome
 
 RECIPE = """\
 id: mine
@@ -182,7 +182,7 @@ def test_the_table_by_hand(recipe: Recipe, tmp_path: Path) -> None:
     for seed, accuracy in enumerate((0.51, 0.52, 0.515)):
         for name, value in (("Alone", accuracy), ("FedPAC", accuracy + 0.2)):
             own = result(value, [50, 60, 40 + seed] if name == "Alone" else [70, 81 + seed, 63 + 2 * seed])
-            shelf.add("mine", name, (), plans[name], seed, {**own, "hash": plans[name].hash, "seed": seed})
+            shelf.add("mine", name, (), plans[name], seed, {**own, "settings": plans[name].settings, "seed": seed})
     table, tests = report(recipe, rows, shelf, 3, None)
     line = dict(zip(table.header, table.rows[0], strict=True))
     assert line == {
@@ -196,7 +196,7 @@ def test_the_table_by_hand(recipe: Recipe, tmp_path: Path) -> None:
     assert float(difference) == pytest.approx(100 * (150 + 151 + 152 - 214 - 217 - 220) / 900, abs=0.01)
     for seed in range(3):
         own = result(0.52 + seed / 200, [50, 60, 40])
-        shelf.add("mine", "Alone", (), plans["Alone"], seed, {**own, "hash": plans["Alone"].hash, "seed": seed})
+        shelf.add("mine", "Alone", (), plans["Alone"], seed, {**own, "settings": plans["Alone"].settings, "seed": seed})
     assert report(recipe, rows, shelf, 3, None)[0].rows[0][7] == "off"
 
 
@@ -352,3 +352,14 @@ def test_compare_tests_its_methods(tmp_path: Path) -> None:
     tuned = [o for o in stored if o["method"] == "FedAvg-FT"]
     assert [len(o["accuracies"]) for o in tuned] == [4, 4]
     assert tuned[0]["mean"] == pytest.approx(sum(tuned[0]["accuracies"]) / 4)
+
+
+def test_a_setting_that_is_new_does_not_make_old_results_useless() -> None:
+    """But a changed one does, and so does a new one that is not as usual."""
+    old = {"method": {"name": "FedAvg", "train": {"lr": 0.1}}, "rounds": 3}
+    now = {"method": {"name": "FedAvg", "train": {"lr": 0.1, "clip": 0.0}}, "rounds": 3}
+    usual = {"method": {"train": {"lr": 0.01, "clip": 0.0}}}
+    assert covers(old, now, usual)
+    assert not covers(old, {**now, "rounds": 4}, usual)
+    assert not covers(old, {**now, "method": {"name": "FedAvg", "train": {"lr": 0.1, "clip": 1.0}}}, usual)
+    assert not covers(now, old, usual)  # a setting that is gone

@@ -110,6 +110,16 @@ class Plan(NamedTuple):
         }
 
     @property
+    def usual(self) -> dict[str, Any]:
+        """The settings that nobody has to name: what they are by default."""
+        return {
+            "transform": asdict(Transform()),
+            "method": asdict(type(self.method)()),
+            "federation": asdict(Settings()),
+            "records": {},
+        }
+
+    @property
     def hash(self) -> str:
         return hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode()).hexdigest()
 
