@@ -16,13 +16,13 @@ from torch import Tensor
 
 from coterie.core import fused, order, tree
 from coterie.core.errors import CoterieError
+from coterie.core.gradients import Objective, functional_gradient, tape_gradient
 from coterie.core.losses import cross_entropy
 from coterie.core.model import Model, Weights
 from coterie.core.samples import Transform
 from coterie.core.tree import Live, Tree
 
 P = TypeVar("P")  # any tree of weights
-Objective = Callable[[Tree, Tree], tuple[Tensor, Tree]]  # weights, BatchNorm's statistics -> loss, new statistics
 
 TEST_BATCH = 128  # samples of one forward pass without training
 
@@ -267,16 +267,3 @@ def objective(params: P, loss: Callable[[P, Batch], Tensor], batch: Batch) -> Ob
         return batch.mean(losses), written
 
     return mean_loss
-
-
-def functional_gradient(f: Objective, weights: Tree, statistics: Tree) -> tuple[Tree, Tree]:
-    return torch.func.grad(f, has_aux=True)(weights, statistics)  # type: ignore[no-any-return]
-
-
-def tape_gradient(f: Objective, weights: Tree, statistics: Tree) -> tuple[Tree, Tree]:
-    """The same by torch's tape, which is quicker but cannot be vmapped."""
-    with torch.enable_grad():
-        leaves = {n: t.detach().requires_grad_() for n, t in weights.items()}
-        value, written = f(leaves, statistics)
-        slopes = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True) if leaves else ()
-    return dict(zip(leaves, slopes, strict=True)), written
