@@ -10,11 +10,29 @@ from coterie.version import VERSION as __version__
 if TYPE_CHECKING:
     from coterie.api import DataSettings, Execution, load_clients, make_method, run
     from coterie.core.errors import CoterieError
+    from coterie.data.own import clients_from
     from coterie.federation import Result
+    from coterie.personal.run import load_run
 
-__all__ = ["CoterieError", "DataSettings", "Execution", "Result", "__version__", "load_clients", "make_method", "run"]
+__all__ = [
+    "CoterieError",
+    "DataSettings",
+    "Execution",
+    "Result",
+    "__version__",
+    "clients_from",
+    "load_clients",
+    "load_run",
+    "make_method",
+    "run",
+]
 
-_HOMES = {"CoterieError": "coterie.core.errors", "Result": "coterie.federation"}
+_HOMES = {
+    "CoterieError": "coterie.core.errors",
+    "Result": "coterie.federation",
+    "clients_from": "coterie.data.own",
+    "load_run": "coterie.personal.run",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import platform
 import time
 from collections.abc import Callable, Mapping
@@ -20,11 +21,14 @@ from coterie.core.errors import CoterieError, unknown
 from coterie.core.local import Sgd
 from coterie.core.model import Model, make_model
 from coterie.core.samples import FederatedData
-from coterie.data import PARTITIONS, Partition, divide, load, picture, transform
+from coterie.data import PARTITIONS, Dataset, Partition, divide, load, normalised, picture, transform
 from coterie.data import federate as gather
-from coterie.federation import Result, Round, Settings, federate
+from coterie.data.own import Reading, is_path, read_own
+from coterie.federation import History, Result, Round, Safety, Settings, federate
+from coterie.federation.checkpoint import Checkpoints, checksum
 from coterie.federation.folder import Folder
 from coterie.federation.newcomers import keep_out, meet
+from coterie.federation.stopping import Stopped, stoppable
 from coterie.methods import METHODS, VARIANTS, AnyMethod
 from coterie.models import build
 from coterie.protocols import method_preset, preset
@@ -32,10 +36,13 @@ from coterie.version import VERSION
 
 
 @dataclass(frozen=True)
-class DataSettings:
+class DataSettings(Reading):
     """Which data, and how they come to the clients. What a partition rule does not ask for must stay unset."""
 
-    dataset: str = field(default="fashion-mnist-small", metadata={"help": "dataset; `coterie data` lists them"})
+    dataset: str = field(
+        default="fashion-mnist-small",
+        metadata={"help": "dataset (`coterie data` lists them), or the path of data of your own"},
+    )
     data_dir: str | None = field(default=None, metadata={"help": "folder with datasets (or set COTERIE_DATA)"})
     protocol: str = field(default="pac", metadata={"help": "defaults as in a paper: pac, reg, crc or akd"})
     partition: str | None = field(default=None, metadata={"help": "partition rule, or a partition.npz of a run"})
@@ -51,6 +58,10 @@ class DataSettings:
     min_size: int | None = field(default=None, metadata={"help": "smallest client that a Dirichlet partition may have"})
     partition_seed: int | None = field(default=None, metadata={"help": "seed of the partition, where it is random"})
     validation: float = field(default=0.0, metadata={"help": "share of the training samples set aside for validation"})
+    normalise: str | None = field(
+        default=None,
+        metadata={"help": "auto: by the training samples' mean and deviation; none; usually the protocol's"},
+    )
 
 
 @dataclass(frozen=True)
@@ -59,6 +70,9 @@ class Execution:
 
     clients: str = field(default="auto", metadata={"help": "looped, batched, ray, or auto: what is faster here"})
     device: str = field(default="auto", metadata={"help": "cpu, cuda, cuda:1, ... or auto"})
+    deterministic: bool = field(
+        default=False, metadata={"help": "the same numbers every time on a GPU too; slower. On a CPU they always are"}
+    )
     precision: str = field(
         default="fp32", metadata={"help": "of matrix products: fp32; tf32 or bf16 are faster and less precise"}
     )
@@ -72,9 +86,16 @@ class Execution:
     )
     ray_workers: int | None = field(default=None, metadata={"help": "Ray workers; one for each GPU, or for each core"})
 
+    def __post_init__(self) -> None:
+        for name in ("processes", "cohort", "ray_workers"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise CoterieError(f"{name.replace('_', ' ')} must be at least 1, not {value}")
+
 
 SMALL = 200_000  # numbers of a network that a CPU computes faster side by side
 FEW = 8  # clients that are too few for that
+CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 RULE_SETTINGS = ("num_clients", "alpha", "noniid_s", "local_size", "test_size", "min_size")
 
 
@@ -85,15 +106,23 @@ def load_clients(dataset: str = "fashion-mnist-small", **settings: Any) -> Feder
         if name not in known:
             raise unknown("data setting", name, known)
     wanted = DataSettings(dataset, **settings)
-    source = load(wanted.dataset, wanted.data_dir)
-    usual = preset(wanted.protocol, source.name)
-    source = replace(source, transform=transform(source.name, wanted.protocol))
-    rule = wanted.partition or usual["partition"]
+    source = find_data(wanted)
+    usual = preset(wanted.protocol, source.name, tuple(source.x_train.shape[1:]))
+    rule = wanted.partition or ("natural" if source.owners else usual["partition"])
     if rule.endswith(".npz"):
         partition = Partition.load(Path(rule))
     else:
         partition = divide(source, rule, **rule_settings(wanted, rule, usual))
-    return gather(source, partition, wanted.validation, wanted.partition_seed or 0)
+    data = gather(source, partition, wanted.validation, wanted.partition_seed or 0)
+    return normalised(data, source.transform, wanted.normalise)
+
+
+def find_data(wanted: DataSettings) -> Dataset:
+    """A dataset by its name, or the user's own by its path."""
+    if is_path(wanted.dataset):
+        return read_own(wanted.dataset, wanted)
+    source = load(wanted.dataset, wanted.data_dir)
+    return replace(source, transform=transform(source.name, wanted.protocol))
 
 
 def rule_settings(wanted: DataSettings, rule: str, usual: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,6 +172,8 @@ def make_network(model: str | nn.Module, data: FederatedData, seed: int, head: s
 def place(method: AnyMethod, model: Model, data: FederatedData, seed: int, how: Execution) -> Clients:
     """The clients, where they are asked to run or where they run fastest."""
     model = replace(model, precision=how.precision)
+    if how.deterministic:
+        be_deterministic(how)
     if how.clients == "ray":
         there = (how.device, how.cohort, how.ray_workers, how.ray_address)
         return Ray(method, model, data, seed, *there, how.state_dir)
@@ -159,6 +190,18 @@ def place(method: AnyMethod, model: Model, data: FederatedData, seed: int, how: 
     if where == "batched":
         return Batched(method, model, data, seed, device, how.cohort, how.state_dir)
     raise unknown("kind of clients", where, ("auto", "looped", "batched", "ray"))
+
+
+def be_deterministic(how: Execution) -> None:
+    """For all of this process: no operation whose sums come in another order each time."""
+    if how.clients == "ray":
+        raise CoterieError("deterministic is for clients of this process, not for workers of a Ray cluster")
+    if torch.cuda.is_initialized() and CUBLAS not in os.environ:  # type: ignore[no-untyped-call]
+        raise CoterieError(f"deterministic must be known before the GPU is used: start with {CUBLAS}=:4096:8 set")
+    os.environ.setdefault(CUBLAS, ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cudnn.benchmark = False
 
 
 def fastest(method: AnyMethod, model: Model, data: FederatedData, device: str, how: Execution) -> str:
@@ -179,6 +222,7 @@ def run(
     *,
     where: Execution | str = "auto",
     out: str | Path | None = None,
+    resume: bool = False,
     watch: Callable[[Round], None] = lambda record: None,
     head: str | None = None,
     protocol: str = "pac",
@@ -189,14 +233,19 @@ def run(
 
     method: a name or a method. model: a name, a network or a Model; the protocol's if not given. clients: their
     data, by default the shipped Fashion-MNIST. where: looped, batched, auto, or an Execution. out: a folder to
-    leave the run in. head: name of the network's head, where it is not the last module. settings: rounds, seed,
-    ... of Settings, lr, epochs, ... of Sgd, and the method's own; what is not given is as in the protocol's paper.
+    leave the run in. resume: the folder is there, and its run goes on where it was stopped. head: name of the
+    network's head, where it is not the last module. settings: rounds, seed, ... of Settings, checkpoint_every, ... of
+    Safety, lr, epochs, ... of Sgd, and the method's own; what is not given is as in the protocol's paper.
     """
+    if resume and out is None:
+        raise CoterieError("which run is to be resumed? Give its folder as `out`")
     data = clients if clients is not None else load_clients(protocol=protocol)
-    usual = preset(protocol, data.name)
+    usual = preset(protocol, data.name, data.shape)
     federation_names = {f.name for f in fields(Settings)}
     federation = Settings(**{k: v for k, v in (usual | settings).items() if k in federation_names})
-    own = {k: v for k, v in settings.items() if k not in federation_names}
+    safety_names = {f.name for f in fields(Safety)}
+    safety = Safety(**{k: v for k, v in settings.items() if k in safety_names})
+    own = {k: v for k, v in settings.items() if k not in federation_names | safety_names}
     if isinstance(method, str):
         training = {f.name for f in fields(Sgd)}
         method = method_name(method)
@@ -205,9 +254,11 @@ def run(
         method = make_method(method, **presets | changes | own)
     elif own:
         raise CoterieError(f"{', '.join(own)}: settings of a method that is made already; give them when making it")
+    name = None  # by which the network can be built again
     if not isinstance(model, Model):
         network = model if model is not None else usual["model"]
         model = make_network(network, data, federation.seed, head)
+        name = network if isinstance(network, str) else None
     how = where if isinstance(where, Execution) else Execution(clients=where)
     known, strangers = (
         keep_out(data, federation.new_clients, federation.seed) if federation.new_clients else (data, None)
@@ -216,7 +267,12 @@ def run(
     nearby = replace(how, clients="auto") if how.clients == "ray" else how  # the cluster is taken by those who train
     newcomers = place(method, model, strangers, federation.seed, nearby) if strangers else None
     try:
-        return drive(placed, newcomers, federation, out, watch, {**(config or {}), "execution": asdict(how)})
+        told = {**(config or {}), "network": {"name": name, "head": head}, "execution": asdict(how)}
+        return drive(placed, newcomers, federation, safety, out, resume, watch, told)
+    except KeyboardInterrupt as stop:
+        if not isinstance(stop, Stopped):
+            placed.abandon()
+        raise
     finally:
         for group in (placed, newcomers):
             if group:
@@ -227,33 +283,70 @@ def drive(
     clients: Clients,
     newcomers: Clients | None,
     settings: Settings,
+    safety: Safety,
     out: str | Path | None,
+    resume: bool,
     watch: Callable[[Round], None],
     config: Mapping[str, Any],
 ) -> Result:
-    folder = None
-    if out is not None:
-        folder = Folder(out, describe(clients, settings, config), clients.data, newcomers is not None)
-        folder.write("partition.svg", portrait(clients.data))
-
-    def note(record: Round) -> None:
-        if folder:
-            folder.add(record)
-        watch(record)
-
-    result = None
+    if out is None:
+        return train(clients, newcomers, settings, watch, max_left_out=safety.max_left_out)
+    about = describe(clients, newcomers, settings, config)
+    folder = Folder(out, about, clients.data, newcomers is not None, resume)
+    checkpoints = Checkpoints(folder.path / "checkpoint", clients, about, safety.checkpoint_every)
+    at_once = False
     try:
-        server, history = federate(clients, settings, note)
-        if newcomers:
-            history.append(meet(server, newcomers, settings))
-            note(history[-1])
-        server = tree.apply(lambda t: t.cpu(), server)
-        model = replace(clients.model.to("cpu"), precision="fp32")
-        result = Result(clients.method, model, clients.data, server, clients.states, history)
-        return result
+        with stoppable() as asked:
+
+            def restore(server: Any) -> tuple[Any, History]:
+                server, history = checkpoints.restore(server) if resume else (server, History())
+                folder.begin(clients.data, portrait(clients.data), history)
+                return server, history
+
+            def note(record: Round) -> None:
+                folder.add(record)
+                watch(record)
+
+            def between(server: Any, history: History) -> None:
+                stop = asked()
+                checkpoints.after(server, history, now=stop)
+                if stop:
+                    checkpoints.close()
+                    goes_on = f"goes on after round {checkpoints.saved}" if checkpoints.saved else "begins it again"
+                    raise Stopped(f"stopped after round {len(history)}; `coterie resume {folder.path}` {goes_on}")
+
+            result = train(
+                clients, newcomers, settings, note, restore=restore, between=between, max_left_out=safety.max_left_out
+            )
+            folder.finish(result)
+            checkpoints.close()
+            checkpoints.remove()
+            if asked():
+                raise Stopped(f"the run in {folder.path} was at its end, and is finished")
+            return result
+    except CoterieError as error:
+        checkpoints.close()
+        kept = f"; the checkpoint of round {checkpoints.saved} is kept" if checkpoints.saved else ""
+        raise CoterieError(f"{error}{kept}") from None
+    except KeyboardInterrupt as stop:
+        at_once = not isinstance(stop, Stopped)
+        raise
     finally:
-        if folder:
-            folder.close(result)
+        checkpoints.close(wait=not at_once)
+        folder.close()
+
+
+def train(
+    clients: Clients, newcomers: Clients | None, settings: Settings, note: Callable[[Round], None], **how: Any
+) -> Result:
+    """All rounds, and the clients that were not in training."""
+    server, history = federate(clients, settings, note, **how)
+    if newcomers:
+        history.append(meet(server, newcomers, settings))
+        note(history[-1])
+    server = tree.apply(lambda t: t.cpu(), server)
+    model = replace(clients.model.to("cpu"), precision="fp32")
+    return Result(clients.method, model, clients.data, server, clients.states, history)
 
 
 def portrait(data: FederatedData) -> str:
@@ -264,7 +357,16 @@ def portrait(data: FederatedData) -> str:
     return picture(title, data.train.class_counts(data.classes).numpy(), names)
 
 
-def describe(clients: Clients, settings: Settings, config: Mapping[str, Any]) -> dict[str, Any]:
+def fingerprint(data: FederatedData) -> str:
+    """SHA-256 of all samples, and of who has them."""
+    held = {name: split for name in ("train", "test", "validation") if (split := getattr(data, name)) is not None}
+    sizes = {name: list(split.sizes) for name, split in held.items()}
+    return checksum({f"{name}.{part}": getattr(split, part) for name, split in held.items() for part in "xy"}, sizes)
+
+
+def describe(
+    clients: Clients, newcomers: Clients | None, settings: Settings, config: Mapping[str, Any]
+) -> dict[str, Any]:
     """All that is needed to know, or do again, what was run."""
     data, partition = clients.data, clients.data.partition
     cuda = clients.model.mean.device.type == "cuda"
@@ -275,19 +377,26 @@ def describe(clients: Clients, settings: Settings, config: Mapping[str, Any]) ->
             "encoder": str(clients.model.encoder),
             "head": str(clients.model.head),
             "parameters": sum(t.numel() for part in clients.model.start for t in part.values()),
+            "start": checksum(tree.flatten(clients.model.start), {}),
         },
         "data": {
             "name": data.name,
             "clients": data.clients,
             "classes": data.classes,
+            "class_names": list(data.class_names),
+            "shape": list(data.shape),
+            "dtype": str(data.train.x.dtype).removeprefix("torch."),
             "train_sizes": list(data.train.sizes),
             "test_sizes": list(data.test.sizes),
+            "content": fingerprint(data),
+            "new_content": newcomers and fingerprint(newcomers.data),
             "transform": asdict(data.transform),
             "partition": partition and {"name": partition.name, "hash": partition.hash, **partition.settings},
         },
         "federation": asdict(settings),
         "ran": {
             "clients": type(clients).__name__,
+            "device": clients.device.type,
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "coterie": VERSION,
             "torch": torch.__version__,

@@ -31,14 +31,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     except CoterieError as error:
         print(f"coterie: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("coterie: stopped", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(f"coterie: {stop or 'stopped'}", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
         sys.stderr.close()
 
 
 def make_parser(argv: list[str]) -> argparse.ArgumentParser:
+    from coterie.personal.commands import add_commands
     from coterie.version import VERSION
 
     parser = argparse.ArgumentParser(prog="coterie", description="Personalized federated learning.")
@@ -54,17 +55,24 @@ def make_parser(argv: list[str]) -> argparse.ArgumentParser:
     add_output(demo)
     run = command("run", do_run, "train with one method")
     run.add_argument("method", metavar="METHOD", help="`coterie methods` lists them")
+    resume = command("resume", do_resume, "go on with a run that was stopped, as if it never had been")
+    resume.add_argument("run", metavar="RUN", help="folder of the run")
+    resume.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else")
+    resume.add_argument("--data-dir", metavar="FOLDER", help="where the datasets are now")
+    add_watch(resume)
     compare = command("compare", do_compare, "train with several methods on the same data, and compare")
     compare.add_argument("methods", metavar="METHOD", nargs="+")
     compare.add_argument("--seeds", type=int, help="runs of each method, with seeds SEED, SEED + 1, ...")
     compare.add_argument("--against", metavar="METHOD", help="which of them the others are tested against; the last")
     add_format(compare)
     methods = command("methods", do_methods, "list the methods")
-    data = command("data", do_data, "list the datasets and partition rules")
+    data = command("data", do_data, "list the datasets and partition rules, or check data of your own")
     data.add_argument("--data-dir", metavar="FOLDER", help="folder with datasets (or set COTERIE_DATA)")
+    add_data_check(data, argv)
     pictures = command("pictures", do_pictures, "draw a partition, FedReG's rebalancing of it, and augmented samples")
     pictures.add_argument("--out", metavar="FOLDER", required=True, help="folder for the pictures")
     pictures.add_argument("--threshold", default="average", help="average, median, max or second-smallest")
+    add_commands(command)
     report = command("report", do_report, "write a report of runs: one HTML file that works offline")
     report.add_argument("runs", metavar="RUN", nargs="+", help="folder that a run left, or one that holds such")
     report.add_argument("--out", metavar="FILE", default="report.html", help="the file to write (report.html)")
@@ -78,6 +86,10 @@ def make_parser(argv: list[str]) -> argparse.ArgumentParser:
         listing.add_argument("--json", action="store_true", help="print JSON")
     if argv and argv[0] in ("run", "compare"):  # torch is imported only for those who need it
         add_run_flags(run if argv[0] == "run" else compare, argv[1:])
+    if argv and argv[0] == "resume":
+        from coterie.federation import Safety
+
+        add_flags(resume, "safety", Safety)
     if argv and argv[0] == "reproduce":
         from coterie.api import Execution
 
@@ -93,18 +105,19 @@ def add_run_flags(parser: argparse.ArgumentParser, argv: list[str]) -> None:
     from coterie.api import DataSettings, Execution, make_method
     from coterie.core.errors import CoterieError
     from coterie.core.local import Sgd
-    from coterie.federation import Settings
+    from coterie.federation import Safety, Settings
 
     add_output(parser)
     parser.add_argument(
         "--model", help="model: cnn, convnet, conv4, akd-cnn, resnet18, linear, mlp, or package.module:Class"
     )
-    parser.add_argument("--watch", type=int, metavar="PORT", help="show it live at http://127.0.0.1:PORT")
+    add_watch(parser)
     parser.add_argument("--head", metavar="NAME", help="name of the model's head, where it is not its last module")
     for title, kind in (
         ("data", DataSettings),
         ("local training", Sgd),
         ("federation", Settings),
+        ("safety", Safety),
         ("execution", Execution),
     ):
         add_flags(parser, title, kind)
@@ -115,6 +128,19 @@ def add_run_flags(parser: argparse.ArgumentParser, argv: list[str]) -> None:
             continue  # a flag, or the value of one
         add_flags(parser, method.title, type(method))
         return
+
+
+def add_data_check(parser: argparse.ArgumentParser, argv: list[str]) -> None:
+    about = "tell what is in data of your own, and what is wrong with it"
+    actions = parser.add_subparsers(metavar="[check PATH]")
+    check = actions.add_parser("check", help=about, description=about, argument_default=argparse.SUPPRESS)
+    check.set_defaults(act=do_check)
+    check.add_argument("path", metavar="PATH", help="file or folder; docs/data.md lists the forms")
+    check.add_argument("--json", action="store_true", help="print JSON")
+    if argv[:2] == ["data", "check"]:
+        from coterie.data.own import Reading
+
+        add_flags(check, "reading", Reading)
 
 
 def add_reproduce_flags(parser: argparse.ArgumentParser) -> None:
@@ -135,6 +161,10 @@ def add_format(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=FORMATS, help="form of the tables; if not terminal, nothing else is printed"
     )
+
+
+def add_watch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--watch", type=int, metavar="PORT", help="show it live at http://127.0.0.1:PORT")
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
@@ -187,6 +217,44 @@ def do_run(chosen: argparse.Namespace) -> None:
     runs = train_all(chosen, [chosen.method], seeds=1)
     if hasattr(chosen, "json"):
         print(json.dumps(runs, indent=2))
+
+
+def do_resume(chosen: argparse.Namespace) -> None:
+    from coterie.api import DataSettings, Execution, load_clients
+    from coterie.core.errors import CoterieError
+    from coterie.federation.folder import read_config
+
+    run = Path(chosen.run).resolve()
+    config = read_config(run)
+    if (run / "result.json").exists():
+        print(f"{chosen.run} is finished; there is nothing to continue", file=sys.stderr)
+        return
+    command = config.get("command")
+    if not isinstance(command, dict) or not {"method", "seed", "cwd"} <= command.keys():
+        raise CoterieError(
+            f"{chosen.run} was not begun by a command; in Python, call coterie.run as it was called, with resume=True"
+        )
+    told = {name: tuples(value) for name, value in command.items() if name not in ("json", "watch", "format")}
+    again = argparse.Namespace(**told | vars(chosen))
+    if hasattr(chosen, "data_dir"):
+        again.data_dir = os.path.abspath(chosen.data_dir)
+    if os.path.isdir(again.cwd):
+        os.chdir(again.cwd)  # where its relative paths begin
+        sys.path.insert(0, again.cwd)
+    data, quiet = load_clients(**given(again, DataSettings)), hasattr(chosen, "json")
+    how = Execution(**given(again, Execution))
+    with live_page(again) as page:
+        rows = train_one(again, again.method, again.seed, data, how, run, quiet, page, resume=True)
+    table = {"data": data.name, "clients": data.clients, "folder": str(chosen.run), "outcomes": rows}
+    if quiet:
+        print(json.dumps(table, indent=2))
+    else:
+        show(table, 1, title(again.method), "terminal")
+
+
+def tuples(value: Any) -> Any:
+    """As flags are read: JSON knows lists only."""
+    return tuple(map(tuples, value)) if isinstance(value, list) else value
 
 
 def do_compare(chosen: argparse.Namespace) -> None:
@@ -263,18 +331,28 @@ def default_folder(names: list[str], data: str) -> Path:
 
 
 def train_one(
-    chosen: argparse.Namespace, name: str, seed: int, data: Any, how: Any, out: Path, quiet: bool, page: Any
+    chosen: argparse.Namespace,
+    name: str,
+    seed: int,
+    data: Any,
+    how: Any,
+    out: Path,
+    quiet: bool,
+    page: Any,
+    resume: bool = False,
 ) -> list[dict[str, Any]]:
     from coterie.api import make_method, run
     from coterie.comparison import NEW
     from coterie.core.local import Sgd
     from coterie.display import watcher
-    from coterie.federation import Round, Settings
+    from coterie.federation import Round, Safety, Settings
     from coterie.methods import VARIANTS
     from coterie.protocols import preset
 
     kind = type(make_method(name))
-    settings = {**given(chosen, Sgd), **given(chosen, Settings), **given(chosen, kind), "seed": seed}
+    settings = {name: value for part in (Sgd, Settings, Safety, kind) for name, value in given(chosen, part).items()}
+    settings["seed"] = seed
+    command = {k: v for k, v in vars(chosen).items() if k != "act"}
     protocol = getattr(chosen, "protocol", "pac")
     rounds = settings.get("rounds") or preset(protocol, data.name).get("rounds", Settings.rounds)
     start = time.monotonic()
@@ -293,10 +371,11 @@ def train_one(
             data,
             where=how,
             out=out,
+            resume=resume,
             watch=note,
             head=getattr(chosen, "head", None),
             protocol=protocol,
-            config={"command": {k: v for k, v in vars(chosen).items() if k != "act"}},
+            config={"command": {**command, "method": name, "seed": seed, "cwd": os.getcwd()}},
             **settings,
         )
     seconds = time.monotonic() - start
@@ -359,6 +438,22 @@ def do_data(chosen: argparse.Namespace) -> None:
         return
     show_list(chosen, "Datasets", datasets, ("name", "about", "from"))
     show_list(chosen, "Partition rules", rules, ("name", "about"))
+
+
+def do_check(chosen: argparse.Namespace) -> None:
+    from coterie.core.errors import CoterieError
+    from coterie.data.own import Reading, check, lines
+
+    with contextlib.suppress(AttributeError):  # names of files need not be text that this terminal can show
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+    try:
+        report = check(chosen.path, Reading(**given(chosen, Reading)))
+        content, fine = report.as_json(), report.fine
+        text = "\n".join(lines(report))
+    except CoterieError as error:
+        content, fine, text = {"path": chosen.path, "fine": False, "error": str(error)}, False, f"! {error}"
+    print(json.dumps(content, indent=2) if hasattr(chosen, "json") else text)
+    sys.exit(0 if fine else 1)
 
 
 def do_recipes(chosen: argparse.Namespace) -> None:

@@ -16,7 +16,8 @@ class Protocol(NamedTuple):
 
 GREY = ("mnist", "fashion-mnist", "fashion-mnist-small", "emnist")
 COLOUR = ("cifar10", "cifar100", "cinic10")
-TABLES = {"heart-disease": {"model": "mlp", "partition": "natural", "batch": 16, "lr": 0.05}}
+TABLE = {"model": "mlp", "batch": 16, "lr": 0.05}  # samples that are rows of numbers
+TABLES = {"heart-disease": {**TABLE, "partition": "natural"}}
 
 PROTOCOLS = {
     "pac": Protocol(
@@ -105,10 +106,10 @@ PROTOCOLS = {
 }
 
 
-def preset(protocol: str, dataset: str) -> dict[str, Any]:
-    """Setting -> value, as this paper has it for this dataset."""
+def preset(protocol: str, dataset: str, shape: tuple[int, ...] = ()) -> dict[str, Any]:
+    """Setting -> value, as this paper has it for this dataset; for one that it does not know, by a sample's shape."""
     chosen = find(protocol)
-    return {**chosen.settings, **chosen.datasets.get(dataset, {})}
+    return {**chosen.settings, **chosen.datasets.get(dataset, TABLE if len(shape) == 1 else {})}
 
 
 def method_preset(protocol: str, method: str) -> dict[str, Any]:

@@ -21,6 +21,12 @@ from coterie.methods import METHODS
 from tests import toy
 
 
+@pytest.mark.parametrize("name", ["processes", "cohort", "ray_workers"])
+def test_none_at_all_is_too_few(name: str) -> None:
+    with pytest.raises(CoterieError, match=f"{name.replace('_', ' ')} must be at least 1, not 0"):
+        coterie.Execution(**{name: 0})  # type: ignore[arg-type]
+
+
 def test_dropout_is_looped_only() -> None:
     """Its draws are the client's own: as many processes as you like, and the same result."""
     net = nn.Sequential(nn.Flatten(), nn.Linear(144, 8), nn.Dropout(0.5), nn.Linear(8, toy.CLASSES))

@@ -23,7 +23,7 @@ def test_clients_get_their_samples(tiny: Dataset) -> None:
     assert ids(data.train.client(1)[0]) == [0, 39, 2]
     assert ids(data.test.x) == [45]  # test samples are numbered on from 40
     assert data.train.y.tolist() == [2, 0, 0, 4, 2]
-    assert (data.validation, data.partition, data.name) == (None, made, "tiny")
+    assert (data.validation, data.partition.hash, data.name) == (None, made.hash, "tiny")
 
 
 def test_merged_indices_run_on_into_the_test_split(tiny: Dataset) -> None:

@@ -137,6 +137,10 @@ class Clients(ABC):
         """Give back processes and the memory of the device."""
         self.states.settle()
 
+    def abandon(self) -> None:
+        """The same at once, in the middle of whatever they do."""
+        self.close()
+
     def join(self, welcome: tree.Tree) -> None:
         """Every client makes its first state."""
         self._renew(Job("join", told=welcome), ())
@@ -212,9 +216,12 @@ class Clients(ABC):
         return self.each(job, map(task, self.cohorts(job, clients)))
 
     def _scores(self, job: Job, clients: Tensor, downs: Any) -> Scores:
-        held, work = self.split(job.split), self._work(job, clients, downs)
+        total = torch.tensor(self.split(job.split).sizes)[clients]
+        if not total.any():  # nobody has samples to be tested on
+            none = torch.zeros(len(clients), dtype=torch.float64)
+            return Scores(clients, none, total, none)
+        work = self._work(job, clients, downs)
         counted = in_order(len(clients), ((task.cohort.rows, sums) for task, sums in work))
-        total = torch.tensor(held.sizes)[clients]
         right, loss = counted.unbind(1)
         return Scores(clients, right, total, loss / total.clamp_min(1).to(loss.device, non_blocking=True))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import signal
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -26,6 +27,7 @@ from coterie.core.samples import FederatedData, Split
 
 COHORT = 1024  # clients whose states are out of the store at a time, at most
 COHORT_BYTES = 2**28  # and what these states may take
+PR_SET_PDEATHSIG = 1  # of Linux
 SHARES = 16  # parts of the work for each process: enough that none waits long for the others
 
 
@@ -78,6 +80,11 @@ class Looped(Clients):
         super().close()
         if self.pool:
             self.pool.shutdown(cancel_futures=True)
+
+    def abandon(self) -> None:
+        for worker in list(self.pool._processes.values()) if self.pool else ():
+            worker.kill()
+        self.close()
 
 
 def shares_of(clients: list[int], sizes: tuple[int, ...], workers: int) -> list[Tensor]:
@@ -203,6 +210,9 @@ def sit_down(desk: Desk) -> None:
     global _desk
     _desk = desk
     one_thread()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that has the round
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody is left behind if that one is killed
 
 
 def cores() -> int:

@@ -43,6 +43,16 @@ class States:
             self.kept = tree.apply(self._room, rows)
         self.kept = tree.apply(lambda t, new: self._write(t, ids, new), self.kept, rows)
 
+    def fetched(self, ids: Tensor) -> Any:
+        """(S, ...) copies of the rows of these clients, on the CPU."""
+        if self._locked:
+            torch.cuda.synchronize(self.device)  # copies into page-locked memory may be under way
+        return tree.apply(lambda t: t[ids.to(t.device)].cpu(), self.kept)
+
+    def restore(self, ids: Tensor, rows: tree.Tree) -> None:
+        """Rows (S, ...) by dotted name take the place of what these clients remember."""
+        self.keep(ids, tree.fill(self.kept, rows))
+
     def settle(self) -> None:
         """Leave the device."""
         if self.home is not None and self.home.type != "cpu":

@@ -5,6 +5,7 @@ from coterie.data.gather import divide, federate
 from coterie.data.partition import Labels, Partition
 from coterie.data.picture import picture
 from coterie.data.scenarios import PARTITIONS
+from coterie.data.statistics import normalised
 from coterie.data.transforms import TRANSFORMS, transform
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "divide",
     "federate",
     "load",
+    "normalised",
     "picture",
     "transform",
 ]

@@ -64,6 +64,7 @@ class Dataset:
     classes: tuple[str, ...]  # the name of every class
     transform: Transform = field(default_factory=Transform)
     owners: tuple[Tensor, Tensor] | None = None  # (N,) int64: the client each train and test sample comes from
+    record: dict[str, Any] = field(default_factory=dict)  # kept with every partition of it
 
     def __post_init__(self) -> None:
         for split, x, y in (("train", self.x_train, self.y_train), ("test", self.x_test, self.y_test)):
@@ -94,6 +95,10 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset:
     if known is None:
         raise unknown("dataset", name, DATASETS)
     return DATASETS[known].read(_roots(data_dir))
+
+
+def is_known(name: str) -> bool:
+    return _plain(name) in ALIASES
 
 
 def at_hand(name: str, data_dir: str | os.PathLike[str] | None = None) -> bool:

@@ -34,7 +34,7 @@ def read_idx(path: Path) -> Bytes:
     return values.reshape(shape)
 
 
-class _Text:
+class Text:
     """Stands for `_codecs.encode`, with which Python 3 writes bytes into old pickles."""
 
     def __new__(cls, text: str, encoding: str) -> Any:
@@ -76,7 +76,7 @@ class _CifarUnpickler(pickle.Unpickler):
     """Admits what CIFAR files contain. No name of a pickle reaches a real class, not even one of numpy."""
 
     admitted: ClassVar[dict[tuple[str, str], type]] = {
-        ("_codecs", "encode"): _Text,
+        ("_codecs", "encode"): Text,
         ("numpy", "dtype"): _Uint8,
         ("numpy", "ndarray"): _Array,
         ("numpy.core.multiarray", "_reconstruct"): _Array,

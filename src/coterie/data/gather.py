@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ def federate(dataset: Dataset, partition: Partition, validation: float = 0.0, se
         validation=_gather(*at_train, held_out, partition) if validation else None,
         transform=dataset.transform,
         class_names=dataset.classes,
-        partition=partition,
+        partition=replace(partition, settings={**partition.settings, **dataset.record}),
     )
 
 

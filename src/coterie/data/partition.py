@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -182,7 +183,7 @@ class Partition:
 
 
 DAMAGED = (OSError, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError, NotImplementedError,
-           RuntimeError, zipfile.BadZipFile, zlib.error)  # fmt: skip
+           RuntimeError, SyntaxError, tokenize.TokenError, zipfile.BadZipFile, zlib.error)  # fmt: skip
 
 
 def _rows(content: dict[str, NDArray[Any]], name: str) -> tuple[Indices, ...]:

@@ -83,9 +83,14 @@ def natural(labels: Labels) -> Partition:
     """The clients the data come from: hospitals, writers, devices."""
     if labels.owners is None:
         raise CoterieError(f"{labels.name} does not say which client a sample comes from; choose another partition")
-    clients = range(1 + max(int(owners.max(initial=0)) for owners in labels.owners))
-    train, test = (tuple(np.flatnonzero(owners == client) for client in clients) for owners in labels.owners)
-    return Partition("natural", train, test, groups=tuple(clients))
+    clients = 1 + max(int(owners.max(initial=0)) for owners in labels.owners)
+    train, test = (_by_owner(owners, clients) for owners in labels.owners)
+    return Partition("natural", train, test, groups=tuple(range(clients)))
+
+
+def _by_owner(owners: Indices, clients: int) -> tuple[Indices, ...]:
+    counts = np.bincount(owners, minlength=clients)
+    return tuple(np.split(np.argsort(owners, kind="stable"), np.cumsum(counts)[:-1]))
 
 
 PARTITIONS: dict[str, Callable[..., Partition]] = {

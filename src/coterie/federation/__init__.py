@@ -2,6 +2,6 @@
 
 from coterie.federation.history import History, Round, Summary
 from coterie.federation.result import Result
-from coterie.federation.rounds import Settings, federate
+from coterie.federation.rounds import Safety, Settings, federate
 
-__all__ = ["History", "Result", "Round", "Settings", "Summary", "federate"]
+__all__ = ["History", "Result", "Round", "Safety", "Settings", "Summary", "federate"]

@@ -2,90 +2,197 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import logging
-import os
+import math
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from coterie.core import tree
 from coterie.core.errors import CoterieError
 from coterie.core.samples import FederatedData
+from coterie.federation.checkpoint import decisive, reason, same
+from coterie.federation.disk import lock, sync, whole
 from coterie.federation.history import POINTS, Round, Summary
 from coterie.federation.result import Result
 
+log = logging.getLogger("coterie")
 PHASES = ("send", "train", "receive", "evaluate", "finish")
 COLUMNS = ["round", "participants", "left_out", "bytes_up", "bytes_down", *(f"seconds_{phase}" for phase in PHASES)]
 CLIENT_COLUMNS = ["round", "client", "point", "split", "correct", "total", "accuracy", "loss"]
 
 
 class Folder:
-    """Written as the run goes: metrics after every round, models at the end."""
+    """Written as the run goes: metrics after every round, models at the end. Nobody else writes there meanwhile."""
 
-    def __init__(self, path: str | Path, config: dict[str, Any], data: FederatedData, newcomers: bool = False) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        config: dict[str, Any],
+        data: FederatedData,
+        newcomers: bool = False,
+        resume: bool = False,  # the folder is there, of the same run
+    ) -> None:
         self.path = Path(path)
+        if resume:
+            same(dict(decisive(read_config(self.path))), dict(decisive(config)))
+        else:
+            self._make(config)
+        self.lock = lock(self.path / "config.json")
+        try:
+            if (self.path / "result.json").exists():
+                raise CoterieError(f"{self.path} is finished; there is nothing to continue")
+            prefixes = [""] if data.validation is None else ["", "validation_"]
+            points = [point for point in POINTS if newcomers or not point.startswith("new_")]
+            measured = [
+                f"{prefix}{point}_{name}" for prefix in prefixes for point in points for name in Summary._fields
+            ]
+            self.columns = COLUMNS + measured
+            self.records: list[Round] = []
+            self.behind = False  # whether rounds are missing in the tables, because they could not be written
+            self.log = LogFile(self.path / "log.txt", encoding="utf-8")
+        except OSError as error:
+            self.lock.close()
+            raise CoterieError(f"{self.path} cannot be written to: {error.strerror}") from None
+        except CoterieError:
+            self.lock.close()
+            raise
+        self.log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        logging.getLogger("coterie").addHandler(self.log)
+
+    def begin(self, data: FederatedData, picture: str, records: Iterable[Round] = ()) -> None:
+        """What is known before the first round, or before the one after these."""
+        self.records = list(records)
+        try:
+            if data.partition is not None:
+                data.partition.save(self.path / "partition.npz")
+            self.write("partition.svg", picture)
+            self._table("classes.csv", class_rows(data))
+            self._tables()
+        except OSError as error:
+            raise CoterieError(f"{self.path} cannot be written to: {error.strerror}") from None
+
+    def write(self, name: str, text: str) -> None:
+        """All of it or nothing."""
+        with whole(self.path / name) as part:
+            part.write_text(text, encoding="utf-8")
+
+    def add(self, record: Round) -> None:
+        """A disk that is full does not end the run: the tables are written later, from the start."""
+        self.records.append(record)
+        try:
+            if self.behind:
+                self._tables()
+            else:
+                self._append("metrics.csv", [self._row(record)])
+                self._append("clients.csv", client_rows(record))
+            self.behind = False
+        except OSError as error:
+            if not self.behind:
+                log.warning("the metrics of round %d cannot be written: %s", record.number, error.strerror)
+            self.behind = True
+
+    def finish(self, result: Result) -> None:
+        """result.json comes last: if it is there, all is."""
+        try:
+            if self.behind:
+                self._tables()
+            for name in ("metrics.csv", "clients.csv"):
+                sync(self.path / name)
+            self._models(result)
+            self._reports(result)
+            self.write("result.json", json.dumps(summarise(result), indent=2) + "\n")
+        except (OSError, SafetensorError) as error:
+            raise CoterieError(
+                f"the run has ended, but {self.path} cannot be written to ({reason(error)}); when that is mended, "
+                f"`coterie resume {self.path}` goes on from the last checkpoint"
+            ) from None
+
+    def close(self) -> None:
+        logging.getLogger("coterie").removeHandler(self.log)
+        self.log.close()
+        self.lock.close()
+
+    def _make(self, config: dict[str, Any]) -> None:
         try:
             self.path.mkdir(parents=True)
+            try:
+                self.write("config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+            except OSError:
+                self.path.rmdir()
+                raise
         except FileExistsError:
             raise CoterieError(f"{self.path} exists already; name another folder, or remove it") from None
         except OSError as error:
             raise CoterieError(f"cannot make the folder {self.path}: {error.strerror}") from None
-        self.write("config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
-        if data.partition is not None:
-            data.partition.save(self.path / "partition.npz")
-        prefixes = [""] if data.validation is None else ["", "validation_"]
-        points = [point for point in POINTS if newcomers or not point.startswith("new_")]
-        measured = [f"{prefix}{point}_{name}" for prefix in prefixes for point in points for name in Summary._fields]
-        self.columns = COLUMNS + measured
-        self._rows("metrics.csv", [self.columns], "w")
-        self._rows("clients.csv", [CLIENT_COLUMNS], "w")
-        self._rows("classes.csv", class_rows(data), "w")
-        self.log = logging.FileHandler(self.path / "log.txt", encoding="utf-8")
-        self.log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        logging.getLogger("coterie").addHandler(self.log)
 
-    def write(self, name: str, text: str) -> None:
-        """All of it or nothing."""
-        part = self.path / f"{name}.part"
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, self.path / name)
-
-    def add(self, record: Round) -> None:
+    def _row(self, record: Round) -> list[Any]:
         row = measures(record)
-        self._rows("metrics.csv", [[row.get(column, "") for column in self.columns]], "a")
-        self._rows("clients.csv", client_rows(record), "a")
+        return [row.get(column, "") for column in self.columns]
 
-    def close(self, result: Result | None = None) -> None:
-        if result is not None:
-            self._models(result)
-            self._reports(result)
-            self.write("result.json", json.dumps(summarise(result), indent=2) + "\n")
-        logging.getLogger("coterie").removeHandler(self.log)
-        self.log.close()
+    def _tables(self) -> None:
+        self._table("metrics.csv", [self.columns, *map(self._row, self.records)])
+        self._table("clients.csv", [CLIENT_COLUMNS, *(row for record in self.records for row in client_rows(record))])
 
-    def _rows(self, name: str, rows: Iterable[list[Any]], mode: str) -> None:
-        with (self.path / name).open(mode, newline="", encoding="utf-8") as file:
+    def _table(self, name: str, rows: Iterable[list[Any]]) -> None:
+        with whole(self.path / name) as part, part.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows(rows)
+
+    def _append(self, name: str, rows: Iterable[list[Any]]) -> None:
+        with (self.path / name).open("a", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows(rows)
 
     def _models(self, result: Result) -> None:
         models = self.path / "models"
+        shutil.rmtree(models, ignore_errors=True)  # of a run that was stopped while it wrote them
         models.mkdir()
         about = {"method": result.method.title, "data": result.data.name, "classes": str(result.data.classes)}
         save_file(plain(tree.flatten(result.server)), models / "server.safetensors", about)
+        save_file(plain(tree.flatten(result.model.start)), models / "start.safetensors", about)
         digits = len(str(len(result.states) - 1))
         for client in range(len(result.states)):
             path = models / f"client-{client:0{digits}}.safetensors"
             save_file(plain(result.personal_weights(client)), path, {**about, "client": str(client)})
+        for path in (*models.iterdir(), models):
+            sync(path)
 
     def _reports(self, result: Result) -> None:
         reported = {f"{name}/{r.number:05}": t.numpy() for r in result.history for name, t in r.report.items()}
         if reported:
-            np.savez_compressed(self.path / "reports.npz", allow_pickle=False, **reported)
+            with whole(self.path / "reports.npz") as part, part.open("wb") as file:
+                np.savez_compressed(file, allow_pickle=False, **reported)
+
+
+class LogFile(logging.FileHandler):
+    """What cannot be written is lost; it was on the screen too."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        pass
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            super().close()
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """What the run in this folder was told."""
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CoterieError(f"{path} is not the folder of a run: it has no config.json") from None
+    except (OSError, ValueError) as error:
+        raise CoterieError(f"{path / 'config.json'} cannot be read: {error}") from None
+    if not isinstance(config, dict):
+        raise CoterieError(f"{path / 'config.json'} is not the configuration of a run")
+    return config
 
 
 def plain(tensors: tree.Tree) -> tree.Tree:
@@ -104,7 +211,8 @@ def measures(record: Round) -> dict[str, Any]:
     }
     for (point, split), scores in record.scores.items():
         prefix = "" if split == "test" else f"{split}_"
-        row |= {f"{prefix}{point}_{name}": round(v, 6) for name, v in Summary.of(scores)._asdict().items()}
+        summary = Summary.of(scores)._asdict()  # not a number, if nobody has samples: a field that is empty
+        row |= {f"{prefix}{point}_{name}": round(v, 6) for name, v in summary.items() if not math.isnan(v)}
     return row
 
 
@@ -123,6 +231,11 @@ def class_rows(data: FederatedData) -> list[list[Any]]:
     return [["client", *names], *([client, *own] for client, own in enumerate(counts))]
 
 
+def number(value: float | None) -> float | None:
+    """None where there is none: JSON has no other word for it."""
+    return value if value is not None and math.isfinite(value) else None
+
+
 def summarise(result: Result) -> dict[str, Any]:
     """What the run comes to; accuracies in 0..1."""
     return {
@@ -131,9 +244,9 @@ def summarise(result: Result) -> dict[str, Any]:
             {
                 "name": o.name,
                 "measured": POINTS[o.point],
-                "last": o.last._asdict(),
-                "best_on_test": o.best_on_test,
-                "best_by_validation": o.by_validation,
+                "last": {name: number(value) for name, value in o.last._asdict().items()},
+                "best_on_test": number(o.best_on_test),
+                "best_by_validation": number(o.by_validation),
             }
             for o in result.outcomes()
         ],

@@ -23,6 +23,9 @@ POINTS = {
 }
 
 
+PATIENCE = 20  # measured rounds after which a run that learns nothing gets a hint
+
+
 class Summary(NamedTuple):
     """Accuracies of many clients in a few numbers, all in 0..1."""
 
@@ -93,6 +96,19 @@ class History(list[Round]):
         chosen = max(validation, key=lambda number: validation[number]) if validation else None
         by_validation = None if chosen is None else test[chosen]
         return Outcome(name, point, Summary.of(last), max(test.values()), by_validation)
+
+    def stuck(self, guess: float) -> bool:
+        """Whether now, and not before, the last PATIENCE measured rounds are no better than a guess."""
+        if not self[-1].scores:
+            return False
+        late: list[bool] = []
+        for record in reversed(self):
+            if record.scores:
+                found = [Summary.of(s).by_samples for (_, split), s in record.scores.items() if split == "test"]
+                late.append(all(accuracy <= guess for accuracy in found))
+            if len(late) > PATIENCE or (late and not late[-1]):
+                break
+        return late.count(True) == PATIENCE
 
     def stacked(self, name: str) -> Tensor:
         """What the server reported under this name, (rounds, ...); rounds of another shape are not in it."""

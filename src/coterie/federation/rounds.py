@@ -17,10 +17,15 @@ from coterie.clients.base import Returned, send
 from coterie.core import order, tree
 from coterie.core.errors import CoterieError
 from coterie.core.method import Method
-from coterie.federation.history import History, Round
+from coterie.federation.history import PATIENCE, History, Round
 
 log = logging.getLogger("coterie")
+ALIGNMENT = 64  # bytes, of memory that torch gives
 Point = tuple[str, str]  # where it is measured, and on which split
+HINT = (
+    "round %d: for %d measured rounds no model was better than guessing the commonest class (%.1f %%); training "
+    "diverged, or does not begin: try another learning rate"
+)
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,24 @@ class Settings:
         return max(int(self.join_ratio * clients + 1e-9), 1)
 
 
+@dataclass(frozen=True)
+class Safety:
+    """What is lost if something goes wrong. It never changes what comes out."""
+
+    checkpoint_every: int = field(
+        default=1, metadata={"help": "rounds between checkpoints, from which `coterie resume` goes on; 0: none"}
+    )
+    max_left_out: float = field(
+        default=0.5, metadata={"help": "share of a round's clients that may send numbers that are not finite"}
+    )
+
+    def __post_init__(self) -> None:
+        if self.checkpoint_every < 0:
+            raise CoterieError(f"rounds between checkpoints must be at least 0, not {self.checkpoint_every}")
+        if not 0 <= self.max_left_out <= 1:
+            raise CoterieError(f"the share that may be left out must be between 0 and 1, not {self.max_left_out}")
+
+
 class Clock:
     """Seconds by phase."""
 
@@ -79,28 +102,45 @@ class Clock:
 
 
 def federate(
-    clients: Clients, settings: Settings, watch: Callable[[Round], None] = lambda record: None
+    clients: Clients,
+    settings: Settings,
+    watch: Callable[[Round], None] = lambda record: None,
+    *,
+    restore: Callable[[Any], tuple[Any, History]] = lambda server: (server, History()),
+    between: Callable[[Any, History], None] = lambda server, history: None,
+    max_left_out: float = Safety.max_left_out,
 ) -> tuple[Any, History]:
-    """The server's last state, and what happened. `watch` sees every round when it ends."""
-    method, history = clients.method, History()
+    """The server's last state, and what happened. `watch` sees every round when it ends.
+
+    restore: turns the server's first state into that of a run that was stopped, with what happened so far. between:
+    is given these two after every round.
+    """
+    method = clients.method
+    server = method.server_init(clients.model, clients.census)
+    clients.join(method.server_welcome(server))
+    server, history = restore(server)
+    guess = commonest(clients.data.test.class_counts(clients.data.classes))
 
     def note(record: Round) -> None:
         history.append(record)
         watch(record)
+        if history.stuck(guess):
+            log.warning(HINT, record.number, PATIENCE, 100 * guess)
 
-    server = method.server_init(clients.model, clients.census)
-    clients.join(method.server_welcome(server))
-    for number in range(settings.rounds):
-        server, record = play(server, clients, settings, number)
+    for number in range(len(history), settings.rounds):
+        server, record = play(server, clients, settings, number, max_left_out)
         note(record)
+        between(server, history)
     if settings.full_last_round and settings.join_ratio < 1:
-        note(last_training(server, clients, settings))
+        note(last_training(server, clients, settings, max_left_out))
     if type(method).client_finish is not Method.client_finish:
         note(finish(server, clients, settings))
     return server, history
 
 
-def play(server: Any, clients: Clients, settings: Settings, number: int) -> tuple[Any, Round]:
+def play(
+    server: Any, clients: Clients, settings: Settings, number: int, max_left_out: float = Safety.max_left_out
+) -> tuple[Any, Round]:
     """One round."""
     clock, scores = Clock(), dict[Point, Scores]()
     measured = (number + 1) % settings.evaluate_every == 0 or number + 1 == settings.rounds
@@ -114,9 +154,10 @@ def play(server: Any, clients: Clients, settings: Settings, number: int) -> tupl
         with clock.time("evaluate"):  # a GPU goes on with this while the server waits for the answers
             trained = after_training(clients, downs, returned)
     with clock.time("train"):
-        answers = sift(returned, turn)
+        answers = sift(returned, turn, max_left_out)
     with clock.time("receive"):
         server = clients.method.server_receive(server, on(clients, answers.clients), answers.ups)
+        server = tree.apply(aligned, server)
     if measured:
         with clock.time("evaluate"):
             downloaded = as_downloaded(server, clients)
@@ -133,14 +174,20 @@ def play(server: Any, clients: Clients, settings: Settings, number: int) -> tupl
     )
 
 
-def sift(returned: Returned, turn: Turn) -> Answers:
-    """The answers that can be used; an error if there are none."""
+def sift(returned: Returned, turn: Turn, max_left_out: float = 1.0) -> Answers:
+    """The answers that can be used; an error if there are none, or too few."""
     answers = returned.sift()
     for client in answers.left_out:
         log.warning("round %d: client %d is left out, its update is not finite", turn.round + 1, client)
-    if not len(answers.clients):
+    out, asked = len(answers.left_out), len(returned.clients)
+    if out == asked:
         raise CoterieError(
             f"round {turn.round + 1}: no client sent a finite update, so training diverged; try a smaller learning rate"
+        )
+    if out > max_left_out * asked:
+        raise CoterieError(
+            f"round {turn.round + 1}: {out} of {asked} clients sent an update that is not finite, more than the share "
+            f"of {max_left_out:g} that may be left out; try a smaller learning rate, or another --max-left-out"
         )
     return answers
 
@@ -164,14 +211,14 @@ def as_downloaded(server: Any, clients: Clients) -> dict[Point, Scores]:
     return found
 
 
-def last_training(server: Any, clients: Clients, settings: Settings) -> Round:
+def last_training(server: Any, clients: Clients, settings: Settings, max_left_out: float) -> Round:
     """All clients train once more from the final server state, which stays as it is."""
     everyone, clock = torch.arange(clients.data.clients), Clock()
     downs = send(clients.method, server, everyone)
     turn = Turn(settings.rounds, settings.rate(settings.rounds))
     with clock.time("train"):
         returned = clients.begin(everyone, downs, turn)
-        answers = sift(returned, turn)
+        answers = sift(returned, turn, max_left_out)
     with clock.time("evaluate"):
         scores = fetched(after_training(clients, downs, returned), answers)
     return Round(settings.rounds + 1, everyone, answers.left_out, scores, 0, tree.size(downs), clock.seconds)
@@ -194,6 +241,17 @@ def fetched(scores: dict[Point, Scores], answers: Answers | None = None) -> dict
     if answers is None or not answers.left_out:
         return found
     return {point: Scores(*(t[torch.isin(of.clients, answers.clients)] for t in of)) for point, of in found.items()}
+
+
+def aligned(t: Tensor) -> Tensor:
+    """The same as it would come from a checkpoint: where it lies in memory decides about the last bit of sums."""
+    return t if t.is_contiguous() and t.data_ptr() % ALIGNMENT == 0 else t.clone(memory_format=torch.contiguous_format)
+
+
+def commonest(class_counts: Tensor) -> float:
+    """Share of the class that most samples have: how often a guess is right."""
+    counts = class_counts.sum(0)
+    return float(counts.max() / counts.sum().clamp_min(1))
 
 
 def on(clients: Clients, ids: Tensor) -> Tensor:

@@ -113,5 +113,6 @@ class FedEM(Method[Server, State, Down, Up]):
 
     def client_predict(self, model: Model, state: State, down: Down, x: Tensor) -> Tensor:
         components, shares = state.tuned or Mixture(down.components, state.shares)
-        told = torch.func.vmap(lambda w: model(w, x).log_softmax(1))(components)  # (M, B, K)
+        alone = [model(tree.pick(components, j), x).log_softmax(1) for j in range(len(shares))]
+        told = torch.stack(alone)  # (M, B, K); not by vmap, in which torch.export fixes the number of samples
         return (told + shares.clamp_min(SMALLEST).log()[:, None, None]).logsumexp(0)  # log Σ_j π_ij p_j(y | x)

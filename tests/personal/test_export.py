@@ -1,0 +1,166 @@
+"""Exported models give the same logits in programs that cannot import Coterie."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import coterie
+from coterie.core.errors import CoterieError
+from coterie.methods import METHODS
+from coterie.personal.export import export
+from coterie.personal.run import Run, load_run
+from coterie.personal.standalone import OneNetwork, standalone
+from tests import toy
+from tests.personal.conftest import Made
+
+PARTS = ("fedrod", "knn-per", "fedem", "gpfl", "fedreg")  # whose model is more than one network
+
+READER = """
+import sys, warnings
+sys.modules["coterie"] = None  # an import of it fails
+import numpy as np, onnxruntime, torch
+torch.set_num_threads(1)
+for path in sys.argv[1:]:
+    case = np.load(path[: path.rindex(".")] + ".npz")
+    if path.endswith(".onnx"):
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        assert session.get_inputs()[0].shape[0] == "batch"
+        model = lambda x: session.run(["logits"], {"samples": x})[0]
+    else:
+        program = torch.export.load(path).module()
+        model = lambda x: program(torch.from_numpy(x)).detach().numpy()
+    for size in (1, 2, len(case["x"])):
+        gap = np.abs(model(case["x"][:size]) - case["logits"][:size]).max()
+        assert gap <= 1e-5 * max(1, np.abs(case["logits"]).max()), (path, size, gap)
+        print(path, size)
+"""
+
+
+def write(run: Run, client: int, form: str, path: Path) -> str:
+    """The exported model, and beside it what ours says."""
+    draw = torch.Generator().manual_seed(5)
+    x = torch.randint(0, 256, (7, *run.shape), generator=draw, dtype=torch.uint8)
+    x = x if run.dtype == torch.uint8 else (x / 50).to(run.dtype)
+    with torch.no_grad():
+        # One by one and two by two are the same here: no network of these tests looks at its batch.
+        np.savez(path.with_suffix(".npz"), x=x.numpy(), logits=run.personal_model(client)(x).numpy())
+    export(run, client, form, path)
+    return str(path)
+
+
+def check(paths: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-c", READER, *paths], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 3 * len(paths)
+
+
+def test_models_of_every_kind_run_elsewhere(made: Made, tmp_path: Path) -> None:
+    """A datastore, a mixture, two heads; tables of numbers, BatchNorm with running statistics."""
+    out = tmp_path / "heart"
+    coterie.run("fedrep", "mlp", coterie.load_clients("heart-disease"), rounds=1, epochs=1, where="looped", out=out)
+    heart, out = load_run(out), tmp_path / "norm"
+    coterie.run(toy.method("ditto"), toy.network(True), toy.toy(), rounds=1, where="looped", out=out)
+    norm = load_run(out, toy.network(True))
+    onnx = {"knn-per": made("knn-per")[0], "fedem": made("fedem")[0], "heart": heart}
+    programs = {"fedrod": made("fedrod")[0], "norm": norm}
+    check(
+        [write(run, 3, "onnx", tmp_path / f"{name}.onnx") for name, run in onnx.items()]
+        + [write(run, 3, "torch", tmp_path / f"{name}.pt2") for name, run in programs.items()]
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("form", "ending"), [("torch", ".pt2"), ("onnx", ".onnx")])
+def test_every_method_runs_elsewhere(form: str, ending: str, made: Made, tmp_path: Path) -> None:
+    check([write(made(name)[0], 3, form, tmp_path / f"{name}{ending}") for name in METHODS])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_is_exported_of_every_method(name: str, made: Made) -> None:
+    """The module that is written: one network where it is one, else every part that the prediction needs."""
+    run, result = made(name)
+    module = standalone(run.personal_model(3), run.shape, run.dtype)
+    assert isinstance(module, OneNetwork) == (name not in PARTS)
+    x, _ = result.data.test.client(3)
+    with torch.no_grad():
+        torch.testing.assert_close(module(x), result.personal_model(3)(x), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["apfl", "fedfomo", "fedbabu", "hypcluster"])
+def test_weights_are_those_of_one_network(name: str, made: Made, tmp_path: Path) -> None:
+    """Nothing of others' models, momentum or memories goes along, and torch's own module can take them."""
+    run, result = made(name)
+    weights, readme = export(run, 3, "safetensors", tmp_path / "client.safetensors")
+    told, stored = json.loads(readme.read_text()), load_file(weights)
+    assert told["one_network"]
+    assert told["input"]["shape"] == ["batch", 1, 12, 12]
+    network = toy.network()
+    last = len(network) - 1
+    network.load_state_dict({n.replace("encoder.", "").replace("head.", f"{last}."): t for n, t in stored.items()})
+    x, _ = toy.toy().test.client(3)
+    mean, std = told["normalisation"]["mean"][0], told["normalisation"]["std"][0]
+    with torch.no_grad():
+        expected = result.personal_model(3)(x)
+        torch.testing.assert_close(network((x / 255 - mean) / std), expected, rtol=0, atol=1e-5)
+
+
+def test_weights_of_a_mixture_are_what_it_needs(made: Made, tmp_path: Path) -> None:
+    run, _ = made("fedem")
+    weights, readme = export(run, 3, "safetensors", tmp_path / "client.safetensors")
+    names = set(load_file(weights))
+    assert "state.tuned.shares" in names
+    assert not any("momentum" in name or name.startswith("down") for name in names)
+    assert not json.loads(readme.read_text())["one_network"]
+
+
+def test_torch_tells_what_it_is(made: Made, tmp_path: Path) -> None:
+    told = {"about.json": ""}
+    (path,) = export(made("fedavg")[0], 0, "torch", tmp_path / "a.pt2")
+    torch.export.load(path, extra_files=told)
+    assert json.loads(told["about.json"])["classes"] == ["0", "1", "2", "3"]
+
+
+class Moody(nn.Sequential):
+    """Does something else with bright images: no graph can say that."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = super().forward(-x if x.mean() > 0 else x)
+        return out
+
+
+def test_a_network_that_is_no_graph(tmp_path: Path) -> None:
+    network = nn.Sequential(Moody(nn.Flatten()), nn.Linear(144, toy.CLASSES))
+    coterie.run(toy.method("local"), network, toy.toy(), rounds=1, where="looped", out=tmp_path / "run")
+    run = load_run(tmp_path / "run", network)
+    with pytest.raises(CoterieError, match=r"torch\.export cannot follow this network"):
+        export(run, 0, "torch", tmp_path / "a.pt2")
+    assert len(export(run, 0, "safetensors", tmp_path / "a.safetensors")) == 2
+
+
+def test_complaints(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, _ = made("fedavg")
+    (tmp_path / "a.pt2").write_text("mine")
+    for form, file, told in (
+        ("tflite", "a.tflite", "unknown form"),
+        ("torch", "a.onnx", r"must end in \.pt2"),
+        ("torch", "a.pt2", "exists already"),
+        ("safetensors", "a.pt2/b.safetensors", "cannot be written"),
+    ):
+        with pytest.raises(CoterieError, match=told):
+            export(run, 0, form, tmp_path / file)
+    with pytest.raises(CoterieError, match="no client 5"):
+        export(run, 5, "torch", tmp_path / "b.pt2")
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(CoterieError, match=r"pip install 'coterie\[onnx\]'"):
+        export(run, 0, "onnx", tmp_path / "b.onnx")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.pt2"]
+    assert (tmp_path / "a.pt2").read_text() == "mine"
