@@ -30,7 +30,7 @@ from benchmarks.roofline import peaks
 from benchmarks.sweep import POINTS, base, sweep
 from benchmarks.workloads import WORKLOADS, Workload
 from coterie.api import Execution
-from coterie.cli import add_flags, given
+from coterie.cli.flags import add_flags, given
 from coterie.clients.looped import cores
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.model import PRECISIONS

@@ -75,6 +75,11 @@ class Method(ABC, Generic[Server, State, Down, Up]):
         """Once, after the last round: a fine-tuning, a datastore."""
         return state
 
+    @property
+    def finishes(self) -> bool:
+        """Whether there is such a last step."""
+        return type(self).client_finish is not Method.client_finish
+
     @abstractmethod
     def client_predict(self, model: Model, state: State, down: Down, x: Tensor) -> Tensor:
         """(B, K) logits of the personal model."""

@@ -16,7 +16,6 @@ from coterie.clients import Answers, Clients, Scores, Turn
 from coterie.clients.base import Returned, send
 from coterie.core import order, tree
 from coterie.core.errors import CoterieError
-from coterie.core.method import Method
 from coterie.federation.history import PATIENCE, History, Round
 
 log = logging.getLogger("coterie")
@@ -133,7 +132,7 @@ def federate(
         between(server, history)
     if settings.full_last_round and settings.join_ratio < 1:
         note(last_training(server, clients, settings, max_left_out))
-    if type(method).client_finish is not Method.client_finish:
+    if method.finishes:
         note(finish(server, clients, settings))
     return server, history
 

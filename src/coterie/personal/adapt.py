@@ -15,7 +15,6 @@ from coterie.api import portrait
 from coterie.clients import Clients, Looped, Scores, Turn
 from coterie.core import order, tree
 from coterie.core.errors import CoterieError
-from coterie.core.method import Method
 from coterie.core.samples import FederatedData, Split, Transform
 from coterie.federation import History, Result, Round
 from coterie.federation.folder import Folder
@@ -94,7 +93,7 @@ def learn(run: Run, clients: Clients) -> tuple[Any, Round]:
     downs = tree.apply(lambda t: t[None], down)
     before = clients.score(alone, downs, "test").fetched()
     turn = Turn(settings.rounds, settings.rate(settings.rounds - 1))
-    if type(method).client_finish is not Method.client_finish:
+    if method.finishes:
         clients.finish(alone, downs, turn)
         if not bool(tree.finite(clients.states.take(alone), 1)):
             raise CoterieError("the model of the new client is not finite, so training diverged; try fewer --epochs")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+from coterie.cli.flags import MakeCommand
 
 if TYPE_CHECKING:
     from coterie.personal.run import Run
     from coterie.personal.use import Evaluation
-
-MakeCommand = Callable[[str, Callable[[argparse.Namespace], None], str], argparse.ArgumentParser]
 
 FORMS = ("onnx", "torch", "safetensors")
 MEASURED = {
@@ -21,7 +21,7 @@ MEASURED = {
 }
 
 
-def add_commands(command: MakeCommand) -> None:
+def add_commands(command: MakeCommand, argv: list[str]) -> None:
     models = command("models", do_models, "list the personal models that a run left")
     predict = command("predict", do_predict, "what a client's model says of images, or of rows of numbers")
     evaluate = command("evaluate", do_evaluate, "how well personal models do on their own test samples, or on others")

@@ -1,0 +1,88 @@
+"""Commands about the papers' tables and figures, and about reports: recipes, reproduce, report."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from coterie.cli.flags import MakeCommand, add_flags, add_format, asked_for, given
+from coterie.cli.lists import show_list
+
+
+def add_commands(command: MakeCommand, argv: list[str]) -> None:
+    report = command("report", do_report, "write a report of runs: one HTML file that works offline")
+    report.add_argument("runs", metavar="RUN", nargs="+", help="folder that a run left, or one that holds such")
+    report.add_argument("--out", metavar="FILE", default="report.html", help="the file to write (report.html)")
+    recipes = command("recipes", do_recipes, "list the tables and figures of the papers that can be run again")
+    recipes.add_argument("filter", metavar="WORD", nargs="*", help="only those that have all these words in them")
+    recipes.add_argument("--data-dir", metavar="FOLDER", help="folder with datasets (or set COTERIE_DATA)")
+    recipes.add_argument("--json", action="store_true", help="print JSON")
+    reproduce = command("reproduce", do_reproduce, "run a recipe, and put its numbers beside the published ones")
+    add_reproduce_flags(reproduce)
+    if asked_for(argv, "reproduce"):
+        from coterie.api import Execution
+
+        add_flags(reproduce, "execution", Execution)
+
+
+def add_reproduce_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", metavar="RECIPE", help="a name that `coterie recipes` lists, or a YAML file")
+    parser.add_argument("--methods", metavar="METHOD", nargs="+", help="only these of its methods")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each, with seeds 0, 1, ... (usually 3)")
+    parser.add_argument("--rounds", type=int, help="other rounds than the paper's; kept apart from full runs")
+    parser.add_argument("--out", metavar="FOLDER", default="runs/recipes", help="folder of results (runs/recipes)")
+    parser.add_argument("--data-dir", metavar="FOLDER", help="folder with datasets (or set COTERIE_DATA)")
+    parser.add_argument("--show", action="store_true", help="run nothing, only show what is there")
+    parser.add_argument("--commit", help="commit of this code, where git does not say it")
+    add_format(parser)
+
+
+def do_recipes(chosen: argparse.Namespace) -> None:
+    from coterie.core.errors import CoterieError
+    from coterie.recipes import listing, matches, recipes, shortened
+
+    words = getattr(chosen, "filter", [])
+    listed = [listing(r, getattr(chosen, "data_dir", None)) for r in recipes() if matches(r, words)]
+    if not listed:
+        raise CoterieError(f"no recipe has '{' '.join(words)}' in it; `coterie recipes` lists all")
+    if not hasattr(chosen, "json"):
+        listed = [{**r, **shortened(r)} for r in listed]
+    show_list(chosen, "Recipes", listed, ("id", "from", "dataset", "clients", "methods", "steps", "at hand"))
+
+
+def do_reproduce(chosen: argparse.Namespace) -> None:
+    from coterie import tables
+    from coterie.api import Execution
+    from coterie.core.errors import CoterieError
+    from coterie.display import watcher
+    from coterie.recipes import find
+    from coterie.reproduce import chosen_rows, report, reproduce
+    from coterie.results import Shelf
+
+    recipe, shelf = find(chosen.recipe), Shelf(Path(chosen.out))
+    rows = chosen_rows(recipe, getattr(chosen, "methods", None))
+    rounds, format = getattr(chosen, "rounds", None), getattr(chosen, "format", "terminal")
+    wrong = (
+        []
+        if hasattr(chosen, "show")
+        else reproduce(
+            recipe,
+            rows,
+            shelf,
+            seeds=chosen.seeds,
+            rounds=rounds,
+            how=Execution(**given(chosen, Execution)),
+            data_dir=getattr(chosen, "data_dir", None),
+            commit=getattr(chosen, "commit", None),
+            watching=lambda title, rounds: watcher(title, rounds, format != "terminal"),
+        )
+    )
+    tables.show(report(recipe, rows, shelf, chosen.seeds, rounds), format)
+    if wrong:
+        raise CoterieError("; ".join(wrong))
+
+
+def do_report(chosen: argparse.Namespace) -> None:
+    from coterie.reports.page import write_report
+
+    print(write_report(chosen.runs, chosen.out))

@@ -1,0 +1,267 @@
+"""Commands that train: run, resume, compare, demo."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from coterie.cli.flags import MakeCommand, add_flags, add_format, add_output, add_watch, asked_for, given
+
+
+def add_commands(command: MakeCommand, argv: list[str]) -> None:
+    demo = command("demo", do_demo, "compare Local, FedAvg, FedAvg-FT and FedPAC on the shipped Fashion-MNIST")
+    add_output(demo)
+    run = command("run", do_run, "train with one method")
+    run.add_argument("method", metavar="METHOD", help="`coterie methods` lists them")
+    resume = command("resume", do_resume, "go on with a run that was stopped, as if it never had been")
+    resume.add_argument("run", metavar="RUN", help="folder of the run")
+    resume.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else")
+    resume.add_argument("--data-dir", metavar="FOLDER", help="where the datasets are now")
+    add_watch(resume)
+    compare = command("compare", do_compare, "train with several methods on the same data, and compare")
+    compare.add_argument("methods", metavar="METHOD", nargs="+")
+    compare.add_argument("--seeds", type=int, help="runs of each method, with seeds SEED, SEED + 1, ...")
+    compare.add_argument("--against", metavar="METHOD", help="which of them the others are tested against; the last")
+    add_format(compare)
+    if asked_for(argv, "run", "compare"):
+        add_run_flags(run if argv[0] == "run" else compare, argv[1:])
+    if asked_for(argv, "resume"):
+        from coterie.federation import Safety
+
+        add_flags(resume, "safety", Safety)
+
+
+def add_run_flags(parser: argparse.ArgumentParser, argv: list[str]) -> None:
+    from coterie.api import DataSettings, Execution, make_method
+    from coterie.core.errors import CoterieError
+    from coterie.core.local import Sgd
+    from coterie.federation import Safety, Settings
+
+    add_output(parser)
+    parser.add_argument(
+        "--model", help="model: cnn, convnet, conv4, akd-cnn, resnet18, linear, mlp, or package.module:Class"
+    )
+    add_watch(parser)
+    parser.add_argument("--head", metavar="NAME", help="name of the model's head, where it is not its last module")
+    for title, kind in (
+        ("data", DataSettings),
+        ("local training", Sgd),
+        ("federation", Settings),
+        ("safety", Safety),
+        ("execution", Execution),
+    ):
+        add_flags(parser, title, kind)
+    for word in argv if parser.prog.endswith("run") else ():
+        try:
+            method = make_method(word)
+        except CoterieError:
+            continue  # a flag, or the value of one
+        add_flags(parser, method.title, type(method))
+        return
+
+
+def do_run(chosen: argparse.Namespace) -> None:
+    runs = train_all(chosen, [chosen.method], seeds=1)
+    if hasattr(chosen, "json"):
+        print(json.dumps(runs, indent=2))
+
+
+def do_resume(chosen: argparse.Namespace) -> None:
+    from coterie.api import DataSettings, Execution, load_clients
+    from coterie.core.errors import CoterieError
+    from coterie.federation.folder import read_config
+
+    run = Path(chosen.run).resolve()
+    config = read_config(run)
+    if (run / "result.json").exists():
+        print(f"{chosen.run} is finished; there is nothing to continue", file=sys.stderr)
+        return
+    command = config.get("command")
+    if not isinstance(command, dict) or not {"method", "seed", "cwd"} <= command.keys():
+        raise CoterieError(
+            f"{chosen.run} was not begun by a command; in Python, call coterie.run as it was called, with resume=True"
+        )
+    told = {name: tuples(value) for name, value in command.items() if name not in ("json", "watch", "format")}
+    again = argparse.Namespace(**told | vars(chosen))
+    if hasattr(chosen, "data_dir"):
+        again.data_dir = os.path.abspath(chosen.data_dir)
+    if os.path.isdir(again.cwd):
+        os.chdir(again.cwd)  # where its relative paths begin
+        sys.path.insert(0, again.cwd)
+    data, quiet = load_clients(**given(again, DataSettings)), hasattr(chosen, "json")
+    how = Execution(**given(again, Execution))
+    with live_page(again) as page:
+        rows = train_one(again, again.method, again.seed, data, how, run, quiet, page, resume=True)
+    table = {"data": data.name, "clients": data.clients, "folder": str(chosen.run), "outcomes": rows}
+    if quiet:
+        print(json.dumps(table, indent=2))
+    else:
+        show(table, 1, title(again.method), "terminal")
+
+
+def tuples(value: Any) -> Any:
+    """As flags are read: JSON knows lists only."""
+    return tuple(map(tuples, value)) if isinstance(value, list) else value
+
+
+def do_compare(chosen: argparse.Namespace) -> None:
+    runs = train_all(chosen, chosen.methods, seeds=getattr(chosen, "seeds", 1))
+    if hasattr(chosen, "json"):
+        print(json.dumps(runs, indent=2))
+
+
+def do_demo(chosen: argparse.Namespace) -> None:
+    from coterie.demo import METHODS, SETTINGS
+
+    vars(chosen).update({name: value for name, value in SETTINGS.items() if name not in vars(chosen)})
+    do_compare(argparse.Namespace(**{"methods": METHODS, **vars(chosen)}))
+
+
+def train_all(chosen: argparse.Namespace, names: list[str], seeds: int) -> dict[str, Any]:
+    """Every method with every seed, each training once; the outcomes, and a table for people."""
+    from coterie.api import DataSettings, Execution, load_clients, method_name
+    from coterie.core.errors import CoterieError
+    from coterie.methods import VARIANTS
+
+    if seeds < 1:
+        raise CoterieError(f"seeds must be at least 1, not {seeds}")
+    names = [method_name(name) for name in names]  # a wrong one is told before anything is done
+    against = method_name(getattr(chosen, "against", names[-1]))
+    if against not in names:
+        raise CoterieError(f"{against} is not among the methods that are compared, so nothing can be tested against it")
+    format = getattr(chosen, "format", "terminal")
+    quiet = hasattr(chosen, "json") or format != "terminal"
+    data = load_clients(**given(chosen, DataSettings))
+    first = getattr(chosen, "seed", 0)
+    trainings = list(dict.fromkeys(VARIANTS[n][0] if n in VARIANTS and not VARIANTS[n][1] else n for n in names))
+    base = Path(getattr(chosen, "out", None) or default_folder(names, data.name))
+    if base.exists():
+        raise CoterieError(f"{base} exists already; name another folder with --out, or remove it")
+    many = len(trainings) * seeds > 1
+    how = Execution(**given(chosen, Execution))
+    with live_page(chosen) as page:
+        rows = [
+            outcome
+            for name in trainings
+            for seed in range(first, first + seeds)
+            for out in [base / f"{name}-seed{seed}" if many else base]
+            for outcome in train_one(chosen, name, seed, data, how, out, quiet, page)
+        ]
+    table = {"data": data.name, "clients": data.clients, "folder": str(base), "outcomes": rows}
+    if many:
+        (base / "compare.json").write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+    if not hasattr(chosen, "json"):
+        show(table, seeds, title(against), format)
+    return table
+
+
+def title(name: str) -> str:
+    """Of a method or variant, as in tables."""
+    from coterie.methods import METHODS, VARIANTS
+
+    return VARIANTS[name][2] if name in VARIANTS else METHODS[name].title
+
+
+def live_page(chosen: argparse.Namespace) -> contextlib.AbstractContextManager[Any]:
+    """The page that --watch asks for, or None."""
+    if not hasattr(chosen, "watch"):
+        return contextlib.nullcontext()
+    from coterie.reports.live import LivePage
+
+    page = LivePage(chosen.watch)
+    print(f"coterie: watch it at {page.address}", file=sys.stderr, flush=True)
+    return page
+
+
+def default_folder(names: list[str], data: str) -> Path:
+    return Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{'-'.join(names[:4])}-{data}"
+
+
+def train_one(
+    chosen: argparse.Namespace,
+    name: str,
+    seed: int,
+    data: Any,
+    how: Any,
+    out: Path,
+    quiet: bool,
+    page: Any,
+    resume: bool = False,
+) -> list[dict[str, Any]]:
+    from coterie.api import make_method, run
+    from coterie.comparison import NEW
+    from coterie.core.local import Sgd
+    from coterie.display import watcher
+    from coterie.federation import Round, Safety, Settings
+    from coterie.methods import VARIANTS
+    from coterie.protocols import preset
+
+    kind = type(make_method(name))
+    settings = {name: value for part in (Sgd, Settings, Safety, kind) for name, value in given(chosen, part).items()}
+    settings["seed"] = seed
+    command = {k: v for k, v in vars(chosen).items() if k != "act"}
+    protocol = getattr(chosen, "protocol", "pac")
+    rounds = settings.get("rounds") or preset(protocol, data.name).get("rounds", Settings.rounds)
+    start = time.monotonic()
+    if page:
+        page.begin(title(name), rounds, seed)
+    with watcher(title(name), rounds, quiet) as watch:
+
+        def note(record: Round) -> None:
+            watch(record)
+            if page:
+                page(record)
+
+        result = run(
+            name,
+            getattr(chosen, "model", None),
+            data,
+            where=how,
+            out=out,
+            resume=resume,
+            watch=note,
+            head=getattr(chosen, "head", None),
+            protocol=protocol,
+            config={"command": {**command, "method": name, "seed": seed, "cwd": os.getcwd()}},
+            **settings,
+        )
+    seconds = time.monotonic() - start
+    last = next(r for r in reversed(result.history) if ("pre", "test") in r.scores)
+    post = next((r for r in reversed(result.history) if ("post", "test") in r.scores), last)
+    return [
+        {
+            "method": title(name).replace(kind.title, o.name, 1) if name in VARIANTS and VARIANTS[name][1] else o.name,
+            "seed": seed,
+            "reported": o.point,
+            **o.last._asdict(),
+            "best_on_test": o.best_on_test,
+            "best_by_validation": o.by_validation,
+            "pre": last.accuracy("pre"),
+            "post": post.accuracy("post"),
+            "global": last.accuracy("global"),
+            **{p: v for r in result.history for p in NEW if (v := r.accuracy(p)) is not None},
+            "megabytes": round(sum(r.bytes_up + r.bytes_down for r in result.history) / 1e6, 3),
+            "seconds": round(seconds, 2),
+            "clients": scores.clients[scores.total > 0].tolist(),
+            "accuracies": scores.accuracy[scores.total > 0].tolist(),
+        }
+        for o in result.outcomes()
+        for scores in [list(result.history.with_point(o.point))[-1].scores[o.point, "test"]]
+    ]
+
+
+def show(table: dict[str, Any], seeds: int, against: str, format: str) -> None:
+    from coterie import tables
+    from coterie.comparison import comparison
+
+    tables.show(comparison(table, seeds, against), format)
+    if format == "terminal":
+        from coterie.display import console
+
+        console.print(f"Everything is in {table['folder']}", soft_wrap=True, highlight=False)

@@ -1,0 +1,62 @@
+"""A method around a method: it does what the inner one does, but for what a subclass changes.
+
+What protects training (noise, clipping, encryption) is such a layer, so every method can have it and none knows of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from coterie.core.local import Data
+from coterie.core.method import Census, Method
+from coterie.core.model import Model
+from coterie.core.tree import Tree
+
+
+@dataclass(frozen=True)
+class Around(Method[Any, Any, Any, Any]):
+    inner: Method[Any, Any, Any, Any] = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        for name in ("train", "title", "results", "personal_is_global", "holds_out", "batched"):
+            object.__setattr__(self, name, getattr(self.inner, name))
+
+    def server_init(self, model: Model, census: Census) -> Any:
+        return self.inner.server_init(model, census)
+
+    def server_welcome(self, server: Any) -> Tree:
+        return self.inner.server_welcome(server)
+
+    def server_send(self, server: Any, client: Tensor) -> Any:
+        return self.inner.server_send(server, client)
+
+    def server_greet(self, server: Any) -> Any:
+        return self.inner.server_greet(server)
+
+    def client_init(self, model: Model, data: Data, welcome: Tree) -> Any:
+        return self.inner.client_init(model, data, welcome)
+
+    def client_train(self, model: Model, state: Any, down: Any, data: Data) -> tuple[Any, Any]:
+        return self.inner.client_train(model, state, down, data)
+
+    def server_receive(self, server: Any, clients: Tensor, ups: Any) -> Any:
+        return self.inner.server_receive(server, clients, ups)
+
+    def client_finish(self, model: Model, state: Any, down: Any, data: Data) -> Any:
+        return self.inner.client_finish(model, state, down, data)
+
+    @property
+    def finishes(self) -> bool:
+        return self.inner.finishes
+
+    def client_predict(self, model: Model, state: Any, down: Any, x: Tensor) -> Tensor:
+        return self.inner.client_predict(model, state, down, x)
+
+    def server_predict(self, model: Model, server: Any, x: Tensor) -> Tensor | None:
+        return self.inner.server_predict(model, server, x)
+
+    def server_report(self, server: Any) -> Tree:
+        return self.inner.server_report(server)
