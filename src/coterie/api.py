@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from coterie.clients import Batched, Clients, Looped, Ray
+from coterie.clients import Batched, Looped, Ray, Resident
 from coterie.clients.batched import has_dropout
 from coterie.core import tree
 from coterie.core.errors import CoterieError, unknown
@@ -169,7 +169,7 @@ def make_network(model: str | nn.Module, data: FederatedData, seed: int, head: s
     return make_model(network, data.shape, data.classes, data.transform, head)
 
 
-def place(method: AnyMethod, model: Model, data: FederatedData, seed: int, how: Execution) -> Clients:
+def place(method: AnyMethod, model: Model, data: FederatedData, seed: int, how: Execution) -> Resident:
     """The clients, where they are asked to run or where they run fastest."""
     model = replace(model, precision=how.precision)
     if how.deterministic:
@@ -280,8 +280,8 @@ def run(
 
 
 def drive(
-    clients: Clients,
-    newcomers: Clients | None,
+    clients: Resident,
+    newcomers: Resident | None,
     settings: Settings,
     safety: Safety,
     out: str | Path | None,
@@ -337,7 +337,7 @@ def drive(
 
 
 def train(
-    clients: Clients, newcomers: Clients | None, settings: Settings, note: Callable[[Round], None], **how: Any
+    clients: Resident, newcomers: Resident | None, settings: Settings, note: Callable[[Round], None], **how: Any
 ) -> Result:
     """All rounds, and the clients that were not in training."""
     server, history = federate(clients, settings, note, **how)
@@ -365,7 +365,7 @@ def fingerprint(data: FederatedData) -> str:
 
 
 def describe(
-    clients: Clients, newcomers: Clients | None, settings: Settings, config: Mapping[str, Any]
+    clients: Resident, newcomers: Resident | None, settings: Settings, config: Mapping[str, Any]
 ) -> dict[str, Any]:
     """All that is needed to know, or do again, what was run."""
     data, partition = clients.data, clients.data.partition

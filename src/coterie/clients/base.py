@@ -26,6 +26,7 @@ class Turn(NamedTuple):
 
     round: int
     rate: float = 1.0  # factor on the learning rate
+    measured: bool = True  # whether those who trained are measured right after it
 
 
 class Answers(NamedTuple):
@@ -34,19 +35,21 @@ class Answers(NamedTuple):
     clients: Tensor  # (S,) ids of those whose answer can be used, ascending
     ups: Any  # one Up with a leading axis of S
     left_out: tuple[int, ...]  # ids of those whose answer was not finite; their state is as before
+    silent: tuple[int, ...] = ()  # ids of those who did not answer; the same
 
 
 class Returned(NamedTuple):
     """The same before anybody has waited for it: which answers can be used is known on the device only."""
 
-    clients: Tensor  # (S,) all that were asked
+    clients: Tensor  # (S,) all that answered
     ups: Any
     finite: Tensor  # (S,)
+    silent: tuple[int, ...] = ()
 
     def sift(self) -> Answers:
         ok = self.finite.cpu()  # here a round waits for the device
         ups = self.ups if bool(ok.all()) else tree.pick(self.ups, self.finite.nonzero()[:, 0])
-        return Answers(self.clients[ok], ups, tuple(self.clients[~ok].tolist()))
+        return Answers(self.clients[ok], ups, tuple(self.clients[~ok].tolist()), self.silent)
 
 
 class Scores(NamedTuple):
@@ -96,9 +99,62 @@ class Task(NamedTuple):
 
 
 class Clients(ABC):
-    """All clients of a federation: their data and what they remember. Ids are ascending everywhere.
+    """All clients of a federation, wherever they are. Ids are ascending everywhere."""
 
-    Memory is here. A kind of clients says which are computed together, and computes: the same in, the same out.
+    method: AnyMethod
+    model: Model
+    device: torch.device  # where messages are
+    states: States  # what is known here of what clients remember
+    count: int  # m
+    splits: list[str]  # that they can be measured on
+    census: Census
+    chance: float  # how often one is right who guesses the commonest class
+
+    @abstractmethod
+    def join(self, welcome: tree.Tree) -> None:
+        """Every client makes its first state."""
+
+    def train(self, clients: Tensor, downs: Any, turn: Turn) -> Answers:
+        """These clients train with their row of downs; those with a finite answer keep their new state."""
+        return self.begin(clients, downs, turn).sift()
+
+    @abstractmethod
+    def begin(self, clients: Tensor, downs: Any, turn: Turn) -> Returned:
+        """The same, not waiting for a GPU."""
+
+    @abstractmethod
+    def finish(self, clients: Tensor, downs: Any, turn: Turn) -> None:
+        """The last thing that clients do."""
+
+    @abstractmethod
+    def score(self, clients: Tensor, downs: Any, split: str) -> Scores:
+        """The personal models of these clients, each with its row of downs, on the client's own samples."""
+
+    @abstractmethod
+    def score_trained(self, downs: Any, returned: Returned, split: str) -> Scores:
+        """The same right after training: what a client sent back takes the place of what it was sent."""
+
+    @abstractmethod
+    def score_global(self, server: Any, split: str) -> Scores | None:
+        """The global model on every client's samples; None if there is none, or it cannot be measured."""
+
+    def close(self) -> None:
+        """Give back processes and the memory of the device."""
+        self.states.settle()
+
+    def abandon(self) -> None:
+        """The same at once, in the middle of whatever they do."""
+        self.close()
+
+    @property
+    def everyone(self) -> Tensor:
+        return torch.arange(self.count)
+
+
+class Resident(Clients):
+    """Clients whose data and memory are here.
+
+    A kind of them says which are computed together, and computes: the same in, the same out.
     """
 
     def __init__(
@@ -115,6 +171,10 @@ class Clients(ABC):
         self.method, self.model, self.data, self.seed = method, model.to(device), data, seed
         self.fast = self.model  # what is computed with
         self.has_global: bool | None = None  # None: not known yet
+        self.count = data.clients
+        self.splits = ["test"] if data.validation is None else ["test", "validation"]
+        self.census = Census(torch.tensor(data.train.sizes), data.train.class_counts(data.classes))
+        self.chance = commonest(data.test.class_counts(data.classes))
         self.states = States(data.clients, self.device, state_dir)
         check_batches(method, data)
 
@@ -133,25 +193,10 @@ class Clients(ABC):
         """Tasks with what came of them, in whatever order."""
         return ((task, self.compute(job, *task)) for task in tasks)
 
-    def close(self) -> None:
-        """Give back processes and the memory of the device."""
-        self.states.settle()
-
-    def abandon(self) -> None:
-        """The same at once, in the middle of whatever they do."""
-        self.close()
-
     def join(self, welcome: tree.Tree) -> None:
-        """Every client makes its first state."""
         self._renew(Job("join", told=welcome), ())
 
-    def train(self, clients: Tensor, downs: Any, turn: Turn) -> Answers:
-        """These clients train with their row of downs; those with a finite answer keep their new state."""
-        return self.begin(clients, downs, turn).sift()
-
     def begin(self, clients: Tensor, downs: Any, turn: Turn) -> Returned:
-        """The same, not waiting for a GPU."""
-
         def parts() -> Iterator[tuple[Tensor, Any]]:
             for (cohort, before, _), (after, ups) in self._work(Job("train", turn=turn), clients, downs):
                 finite = tree.finite((after, ups), len(cohort.clients)).to(self.device)
@@ -162,31 +207,26 @@ class Clients(ABC):
         return Returned(clients, ups, finite)
 
     def finish(self, clients: Tensor, downs: Any, turn: Turn) -> None:
-        """The last thing that clients do."""
-        if len(clients) < self.data.clients:
+        if len(clients) < self.count:
             raise ValueError("all clients finish together: what they remember may change its form")
         self._renew(Job("finish", turn=turn), downs)
 
     def score(self, clients: Tensor, downs: Any, split: str) -> Scores:
-        """The personal models of these clients, each with its row of downs, on the client's own samples."""
         return self._scores(Job("score", split), clients, downs)
 
+    def score_trained(self, downs: Any, returned: Returned, split: str) -> Scores:
+        return self.score(returned.clients, tree.overlay(downs, returned.ups), split)
+
     def score_global(self, server: Any, split: str) -> Scores | None:
-        """The global model on every client's samples; None if the method has none."""
         if self.has_global is None:
             self.has_global = has_global(self.method, self.fast, server, self.data)
         if not self.has_global:
             return None
-        return self._scores(Job("score_global", split, told=server), self._everyone, ())
+        return self._scores(Job("score_global", split, told=server), self.everyone, ())
 
     def state(self, client: int) -> Any:
         """What this client remembers, on the CPU."""
         return self.states[client]
-
-    @property
-    def census(self) -> Census:
-        train = self.data.train
-        return Census(torch.tensor(train.sizes), train.class_counts(self.data.classes))
 
     def split(self, name: str) -> Split:
         split: Split | None = getattr(self.data, name)
@@ -198,10 +238,6 @@ class Clients(ABC):
     def burden(self) -> int:
         """Bytes of a model, or of what a client remembers if that is more."""
         return max(tree.size(self.model.start), self.states.row_bytes)
-
-    @property
-    def _everyone(self) -> Tensor:
-        return torch.arange(self.data.clients)
 
     def _ids(self, cohort: Cohort) -> Tensor:
         return cohort.clients if self.states.home == torch.device("cpu") else cohort.ids
@@ -228,7 +264,7 @@ class Clients(ABC):
     def _renew(self, job: Job, downs: Any) -> None:
         """All clients get a new state, perhaps of another form."""
         new = self.states.blank()
-        for task, states in self._work(job, self._everyone, downs):
+        for task, states in self._work(job, self.everyone, downs):
             new.keep(task.cohort.clients, states)
         self.states = new
 
@@ -312,6 +348,12 @@ def tally(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, real: Tenso
 
 def slices(stop: int, size: int, start: int = 0) -> list[slice]:
     return [slice(at, min(at + size, stop)) for at in range(start, stop, size)]
+
+
+def commonest(class_counts: Tensor) -> float:
+    """Share of the class that most samples have: how often a guess is right."""
+    counts = class_counts.sum(0)
+    return float(counts.max() / counts.sum().clamp_min(1))
 
 
 def check_batches(method: AnyMethod, data: FederatedData) -> None:

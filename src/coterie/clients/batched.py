@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from coterie.clients.base import AnyMethod, Clients, Cohort, Job, act, global_logits, judge, keys, slices, tally
+from coterie.clients.base import AnyMethod, Cohort, Job, Resident, act, global_logits, judge, keys, slices, tally
 from coterie.clients.cohorts import SPLITS, Cutter
 from coterie.clients.graphs import Graphs
 from coterie.core import fused, tree
@@ -27,7 +27,7 @@ GLOBAL_BATCH = 4096  # samples of one forward pass of the global model
 REMEMBERED = 16  # sets of clients whose cohorts are remembered
 
 
-class Batched(Clients):
+class Batched(Resident):
     def __init__(
         self,
         method: AnyMethod,

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.clients.base import AnyMethod, Clients, Cohort, Job, act, cohort_of, global_logits, keys, slices, tally
+from coterie.clients.base import AnyMethod, Cohort, Job, Resident, act, cohort_of, global_logits, keys, slices, tally
 from coterie.core import order, tree
 from coterie.core.errors import CoterieError
 from coterie.core.local import Data
@@ -31,7 +31,7 @@ PR_SET_PDEATHSIG = 1  # of Linux
 SHARES = 16  # parts of the work for each process: enough that none waits long for the others
 
 
-class Looped(Clients):
+class Looped(Resident):
     def __init__(
         self,
         method: AnyMethod,

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.clients.base import AnyMethod, Clients, Cohort, Job, Task, cohort_of
+from coterie.clients.base import AnyMethod, Cohort, Job, Resident, Task, cohort_of
 from coterie.clients.batched import Batched
 from coterie.clients.cohorts import Cutter
 from coterie.clients.looped import Looped, Packed, cores, one_thread, packed, shares_of, unpacked
@@ -46,7 +46,7 @@ QUIET = {  # for a cluster on this machine: no other machine can reach it, and i
 }
 
 
-class Ray(Clients):
+class Ray(Resident):
     def __init__(
         self,
         method: AnyMethod,
@@ -69,19 +69,19 @@ class Ray(Clients):
                 one_thread()  # as for looped clients: the server's sums are the same to the last bit
             if (workers or 1) > there:
                 raise CoterieError(f"{workers} workers are too many: the cluster has {there} GPUs or cores for them")
-            self.count = min(workers or there, data.clients)
+            self.hands = min(workers or there, data.clients)
             self.side_by_side, self.most = self.gpu and method.batched, cohort
             self.cutter = Cutter(method, self.model, data)
             self.setup = ray().put((method, model, data, seed))
-            self.workers = self._hire(self.count)
+            self.workers = self._hire(self.hands)
         except BaseException:
             self._release()
             raise
 
     def cohorts(self, job: Job, clients: Tensor) -> list[Cohort]:
         if self.side_by_side:
-            return self.cutter(job, clients, self.most or -(-len(clients) // self.count), self.device)
-        shares = shares_of(clients.tolist(), self.data.train.sizes, self.count)
+            return self.cutter(job, clients, self.most or -(-len(clients) // self.hands), self.device)
+        shares = shares_of(clients.tolist(), self.data.train.sizes, self.hands)
         return [cohort_of(clients, rows.sort().values, self.device) for rows in shares]
 
     def compute(self, job: Job, cohort: Cohort, states: Any, downs: Any) -> Any:
@@ -169,7 +169,7 @@ class Worker:
 
     def __init__(self, setup: tuple[AnyMethod, Model, FederatedData, int], gpu: bool, side_by_side: bool) -> None:
         device = "cuda" if gpu else "cpu"
-        self.clients: Clients = Batched(*setup, device) if side_by_side else Looped(*setup, device, processes=1)
+        self.clients: Resident = Batched(*setup, device) if side_by_side else Looped(*setup, device, processes=1)
 
     def ready(self) -> None:
         pass

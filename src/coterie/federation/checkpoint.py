@@ -59,7 +59,7 @@ class Checkpoints:
     def __init__(self, folder: Path, clients: Clients, config: Mapping[str, Any], every: int = 1) -> None:
         self.folder, self.clients, self.every = folder, clients, every
         self.config = dict(decisive(config))
-        self.trained = torch.zeros(clients.data.clients, dtype=torch.int64)  # (m,) round of each client's last change
+        self.trained = torch.zeros(clients.count, dtype=torch.int64)  # (m,) round of each client's last change
         self.held = self.trained.clone()  # (m,) which file has what a client remembers; 0: none, it never trained
         self.before = self.held  # the same one checkpoint earlier
         self.sums: dict[int, str] = {}  # round -> checksum of its file of clients

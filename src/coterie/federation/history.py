@@ -55,7 +55,7 @@ class Summary(NamedTuple):
 class Round:
     number: int  # rounds completed; the server's state is the one after that many
     participants: Tensor  # (S,)
-    left_out: tuple[int, ...] = ()  # participants whose answer was not finite
+    left_out: tuple[int, ...] = ()  # participants whose answer was not finite, or did not come
     scores: dict[tuple[str, str], Scores] = field(default_factory=dict)  # (point, split) -> scores
     bytes_up: int = 0
     bytes_down: int = 0

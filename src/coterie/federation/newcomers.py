@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-
 from coterie.clients import Clients, Turn
 from coterie.core import order, tree
 from coterie.core.errors import CoterieError
 from coterie.core.samples import FederatedData
 from coterie.federation.history import Round
-from coterie.federation.rounds import Settings, after_training, fetched, log, sift, splits
+from coterie.federation.rounds import Settings, after_training, fetched, log, sift
 
 
 def keep_out(data: FederatedData, share: float, seed: int) -> tuple[FederatedData, FederatedData]:
@@ -23,7 +21,7 @@ def keep_out(data: FederatedData, share: float, seed: int) -> tuple[FederatedDat
 
 def meet(server: object, newcomers: Clients, settings: Settings) -> Round:
     """They join, get what the server has for them, are measured, train once, and are measured again."""
-    method, everyone = newcomers.method, torch.arange(newcomers.data.clients)
+    method, everyone = newcomers.method, newcomers.everyone
     newcomers.join(method.server_welcome(server))
     scores = {}
     down = method.server_greet(server)
@@ -31,7 +29,7 @@ def meet(server: object, newcomers: Clients, settings: Settings) -> Round:
         log.warning("%s has nothing to give to clients that were not in training", method.title)
         return Round(settings.rounds, everyone)
     downs = tree.apply(lambda t: t.expand(len(everyone), *t.shape), down)
-    for split in splits(newcomers):
+    for split in newcomers.splits:
         scores["new_pre", split] = newcomers.score(everyone, downs, split)
         shared = newcomers.score_global(server, split)
         if shared is not None:

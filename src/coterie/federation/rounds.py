@@ -118,13 +118,12 @@ def federate(
     server = method.server_init(clients.model, clients.census)
     clients.join(method.server_welcome(server))
     server, history = restore(server)
-    guess = commonest(clients.data.test.class_counts(clients.data.classes))
 
     def note(record: Round) -> None:
         history.append(record)
         watch(record)
-        if history.stuck(guess):
-            log.warning(HINT, record.number, PATIENCE, 100 * guess)
+        if history.stuck(clients.chance):
+            log.warning(HINT, record.number, PATIENCE, 100 * clients.chance)
 
     for number in range(len(history), settings.rounds):
         server, record = play(server, clients, settings, number, max_left_out)
@@ -143,8 +142,8 @@ def play(
     """One round."""
     clock, scores = Clock(), dict[Point, Scores]()
     measured = (number + 1) % settings.evaluate_every == 0 or number + 1 == settings.rounds
-    turn = Turn(number, settings.rate(number))
-    joined = order.participants(settings.seed, number, clients.data.clients, settings.joining(clients.data.clients))
+    turn = Turn(number, settings.rate(number), measured)
+    joined = order.participants(settings.seed, number, clients.count, settings.joining(clients.count))
     with clock.time("send"):
         downs = send(clients.method, server, joined)
     with clock.time("train"):
@@ -164,7 +163,7 @@ def play(
     return server, Round(
         number + 1,
         joined,
-        answers.left_out,
+        absent(answers),
         scores,
         bytes_up=tree.size(answers.ups),
         bytes_down=tree.size(downs),
@@ -175,34 +174,42 @@ def play(
 
 def sift(returned: Returned, turn: Turn, max_left_out: float = 1.0) -> Answers:
     """The answers that can be used; an error if there are none, or too few."""
-    answers = returned.sift()
+    answers, number = returned.sift(), turn.round + 1
     for client in answers.left_out:
-        log.warning("round %d: client %d is left out, its update is not finite", turn.round + 1, client)
-    out, asked = len(answers.left_out), len(returned.clients)
-    if out == asked:
+        log.warning("round %d: client %d is left out, its update is not finite", number, client)
+    answered = len(returned.clients)
+    out, asked = len(answers.left_out) + len(answers.silent), answered + len(answers.silent)
+    if answered and not len(answers.clients):
         raise CoterieError(
-            f"round {turn.round + 1}: no client sent a finite update, so training diverged; try a smaller learning rate"
+            f"round {number}: no client sent a finite update, so training diverged; try a smaller learning rate"
+        )
+    if not answered or (answers.silent and out > max_left_out * asked):
+        raise CoterieError(
+            f"round {number}: {len(answers.silent)} of {asked} clients did not answer, more than the share of "
+            f"{max_left_out:g} that may be missing"
         )
     if out > max_left_out * asked:
         raise CoterieError(
-            f"round {turn.round + 1}: {out} of {asked} clients sent an update that is not finite, more than the share "
+            f"round {number}: {out} of {asked} clients sent an update that is not finite, more than the share "
             f"of {max_left_out:g} that may be left out; try a smaller learning rate, or another --max-left-out"
         )
     return answers
 
 
+def absent(answers: Answers) -> tuple[int, ...]:
+    return tuple(sorted((*answers.left_out, *answers.silent)))
+
+
 def after_training(clients: Clients, downs: Any, returned: Returned) -> dict[Point, Scores]:
-    """POST: what a client sent back takes the place of what it was sent."""
-    trained = tree.overlay(downs, returned.ups)
-    return {("post", split): clients.score(returned.clients, trained, split) for split in splits(clients)}
+    return {("post", split): clients.score_trained(downs, returned, split) for split in clients.splits}
 
 
 def as_downloaded(server: Any, clients: Clients) -> dict[Point, Scores]:
     """PRE on all clients, and the global model where there is one."""
-    everyone = torch.arange(clients.data.clients)
+    everyone = clients.everyone
     downs = send(clients.method, server, everyone)
-    found = {("pre", split): clients.score(everyone, downs, split) for split in splits(clients)}
-    for split in splits(clients):
+    found = {("pre", split): clients.score(everyone, downs, split) for split in clients.splits}
+    for split in clients.splits:
         if clients.method.personal_is_global:
             found["global", split] = found["pre", split]
         elif (scores := clients.score_global(server, split)) is not None:
@@ -212,7 +219,7 @@ def as_downloaded(server: Any, clients: Clients) -> dict[Point, Scores]:
 
 def last_training(server: Any, clients: Clients, settings: Settings, max_left_out: float) -> Round:
     """All clients train once more from the final server state, which stays as it is."""
-    everyone, clock = torch.arange(clients.data.clients), Clock()
+    everyone, clock = clients.everyone, Clock()
     downs = send(clients.method, server, everyone)
     turn = Turn(settings.rounds, settings.rate(settings.rounds))
     with clock.time("train"):
@@ -220,17 +227,17 @@ def last_training(server: Any, clients: Clients, settings: Settings, max_left_ou
         answers = sift(returned, turn, max_left_out)
     with clock.time("evaluate"):
         scores = fetched(after_training(clients, downs, returned), answers)
-    return Round(settings.rounds + 1, everyone, answers.left_out, scores, 0, tree.size(downs), clock.seconds)
+    return Round(settings.rounds + 1, everyone, absent(answers), scores, 0, tree.size(downs), clock.seconds)
 
 
 def finish(server: Any, clients: Clients, settings: Settings) -> Round:
-    everyone, clock = torch.arange(clients.data.clients), Clock()
+    everyone, clock = clients.everyone, Clock()
     downs = send(clients.method, server, everyone)
     turn = Turn(settings.rounds, settings.rate(settings.rounds - 1))
     with clock.time("finish"):
         clients.finish(everyone, downs, turn)
     with clock.time("evaluate"):
-        scores = fetched({("finished", split): clients.score(everyone, downs, split) for split in splits(clients)})
+        scores = fetched({("finished", split): clients.score(everyone, downs, split) for split in clients.splits})
     return Round(settings.rounds, everyone, (), scores, seconds=clock.seconds)
 
 
@@ -247,16 +254,6 @@ def aligned(t: Tensor) -> Tensor:
     return t if t.is_contiguous() and t.data_ptr() % ALIGNMENT == 0 else t.clone(memory_format=torch.contiguous_format)
 
 
-def commonest(class_counts: Tensor) -> float:
-    """Share of the class that most samples have: how often a guess is right."""
-    counts = class_counts.sum(0)
-    return float(counts.max() / counts.sum().clamp_min(1))
-
-
 def on(clients: Clients, ids: Tensor) -> Tensor:
     """The same on the device of the clients."""
     return ids.to(clients.device, non_blocking=True)
-
-
-def splits(clients: Clients) -> list[str]:
-    return ["test"] if clients.data.validation is None else ["test", "validation"]

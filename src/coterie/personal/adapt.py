@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from coterie.api import portrait
-from coterie.clients import Clients, Looped, Scores, Turn
+from coterie.clients import Looped, Resident, Scores, Turn
 from coterie.core import order, tree
 from coterie.core.errors import CoterieError
 from coterie.core.samples import FederatedData, Split, Transform
@@ -80,7 +80,7 @@ def with_epochs(method: AnyMethod, epochs: int | None) -> AnyMethod:
     return replace(method, train=method.train.but(epochs=epochs), **final)
 
 
-def learn(run: Run, clients: Clients) -> tuple[Any, Round]:
+def learn(run: Run, clients: Resident) -> tuple[Any, Round]:
     """What the newcomer has of the server in the end, and its accuracies.
 
     It takes the final step of the method, where there is one, as all clients of the run did; else it trains once.

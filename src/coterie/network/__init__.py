@@ -1,0 +1,1 @@
+"""What crosses a network: messages as bytes, and the guard at the door."""

@@ -1,0 +1,231 @@
+"""What server and clients say to each other, and what they must agree on before they do.
+
+The server writes letters (join, train, score, finish), a client answers each. What a client remembers has a version:
+the checksum of all letters that led to it. A letter names the version it starts from, an answer the one it made, so
+a letter that comes twice, late, or after a restart needs no case of its own: whoever has the version can go on from it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from coterie.core import order, tree
+from coterie.core.local import Data
+from coterie.core.method import Census, Method
+from coterie.core.model import Model
+from coterie.core.samples import Transform
+from coterie.network.wire import PROTOCOL, Header, Refused, Schema, body, check_finite, checksum, peek, seal, unseal
+
+AnyMethod = Method[Any, Any, Any, Any]
+LOST = "what it remembered is not there any more"
+NOTHING = Schema(())
+LOSSY = {"none": None, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class Forms(NamedTuple):
+    """Trees whose names, shapes and types the messages have."""
+
+    welcome: tree.Tree
+    down: Any
+    up: Any
+    shared: frozenset[str]  # names in `down` of what all clients are sent alike
+
+
+class Letter(NamedTuple):
+    """What a client is sent: its own part, and the part that all are sent alike."""
+
+    own: bytes
+    shared: bytes
+    header: Header
+
+
+class Said(NamedTuple):
+    """A letter or an answer that was let in."""
+
+    header: Header
+    tensors: tree.Tree
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """All that server and devices must agree on, and the messages that follow from it."""
+
+    method: AnyMethod
+    model: Model
+    clients: int  # m
+    shape: tuple[int, ...]  # of a raw sample
+    dtype: torch.dtype
+    splits: tuple[str, ...]  # that clients can be measured on
+    seed: int
+    compress: str = "none"  # fp16 or bf16: how floating-point numbers travel
+    federation: str = ""  # which one
+
+    @cached_property
+    def forms(self) -> Forms:
+        """Those of a client with two black images."""
+        method, model = self.method, self.model
+        counts = torch.ones(self.clients, model.classes, dtype=torch.int64)
+        server = method.server_init(model, Census(counts.sum(1), counts))
+        a, b = (method.server_send(server, torch.tensor(i)) for i in (0, min(1, self.clients - 1)))
+        same = zip(tree.items(a), tree.leaves(b), strict=True)
+        shared = frozenset(name for (name, t), other in same if t is other)
+        x, y = torch.zeros(2, *self.shape, dtype=self.dtype), torch.tensor([0, model.classes - 1])
+        key, rate = order.seed_key(0), torch.ones((), dtype=model.mean.dtype)
+        data = Data(x, y, key, rate, model.classes, Transform(), alone=True)
+        welcome = method.server_welcome(server)
+        _, up = method.client_train(model, method.client_init(model, data, welcome), a, data)
+        return Forms(welcome, a, up, shared)
+
+    @cached_property
+    def start(self) -> Schema:
+        return Schema.of(self.model.start)
+
+    @cached_property
+    def welcome(self) -> Schema:
+        return Schema.of(self.forms.welcome)
+
+    @cached_property
+    def shared(self) -> Schema:
+        return self._down(lambda name: name in self.forms.shared)
+
+    @cached_property
+    def own(self) -> Schema:
+        return self._down(lambda name: name not in self.forms.shared)
+
+    @cached_property
+    def scores(self) -> Schema:
+        return Schema.of({split: torch.zeros(3, dtype=torch.float64) for split in self.splits})
+
+    @cached_property
+    def up(self) -> Schema:
+        return Schema.of({"up": self.forms.up}, self._lossy)
+
+    @cached_property
+    def measured_up(self) -> Schema:
+        return Schema(tuple(sorted(self.up.entries + self.scores.entries, key=lambda e: (-e[1].itemsize, e[0]))))
+
+    @cached_property
+    def digest(self) -> str:
+        """Of everything that is said here."""
+        parts = (self.start, self.welcome, self.shared, self.own, self.up, self.scores)
+        told = {"method": self.method.title, "settings": asdict(self.method), "seed": self.seed, "m": self.clients}
+        network = f"{self.model.encoder}\n{self.model.head}\n{self.model.mean.tolist()} {self.model.std.tolist()}"
+        content = json.dumps(told, default=str, sort_keys=True)
+        return checksum(str(PROTOCOL), self.federation, content, network, *(schema.digest for schema in parts))
+
+    def start_message(self) -> bytes:
+        """The weights that everybody starts from."""
+        return seal(self._header("start"), tree.flatten(self.model.start), self.start)
+
+    def shared_message(self, down: Any) -> bytes:
+        return seal(self._header("shared"), tree.flatten(down), self.shared)
+
+    def letter(self, header: Header, tensors: tree.Tree, shared: bytes = b"") -> Letter:
+        """A letter. What it makes is the version of what the client remembers then, if it is to change that."""
+        schema = self.welcome if header.kind == "join" else self.own
+        given = {**header._asdict(), "schema": self.digest, "federation": self.federation}
+        given["shared"] = checksum(shared) if shared else ""
+        own = seal(Header(**given), tensors, schema)
+        given["made"] = version(Header(**given), shared, own)
+        return Letter(own, shared, Header(**given))
+
+    def answer(self, to: Header, made: str, tensors: tree.Tree) -> bytes:
+        return seal(self._header(to.kind, to)._replace(made=made), tensors, self.answer_schema(to))
+
+    def trouble(self, to: Header, reason: str) -> bytes:
+        return seal(self._header("trouble", to)._replace(note=reason), {}, NOTHING)
+
+    def answer_schema(self, to: Header) -> Schema:
+        """What an answer to this letter must have."""
+        if to.kind == "train":
+            return self.measured_up if to.measure else self.up
+        return self.scores if to.kind == "score" else NOTHING
+
+    def open_letter(self, own: bytes, shared: bytes) -> Said:
+        """On the client's side: a letter, checked."""
+        header, schema = self._which(own)
+        if header.shared != (checksum(shared) if shared else ""):
+            raise Refused("the part that all are sent alike is not the one that the letter names")
+        tensors = unseal(own, schema, self.forms.welcome if header.kind == "join" else None)
+        if header.kind == "join":
+            return Said(header, tensors)
+        if self.shared.entries:
+            if peek(shared, self.shared).kind != "shared":
+                raise Refused("the part that all are sent alike is something else")
+            tensors |= unseal(shared, self.shared)
+        return Said(header, {name: tensors[name].to(t.dtype) for name, t in tree.items(self.forms.down)})
+
+    def open_answer(self, message: bytes, to: Header) -> Said:
+        """On the server's side: the answer to this letter, checked. A client's trouble is an answer too."""
+        header, schema = self._first(message, self.answer_schema(to), NOTHING)
+        self._check(header)
+        if header.client != to.client:
+            raise Refused(f"it is of client {header.client}, and client {to.client} was asked")
+        if header.kind == "trouble":
+            return Said(header, {})
+        if header.kind != to.kind or schema is not self.answer_schema(to):
+            raise Refused(f"it answers to '{header.kind}', and was asked to {to.kind}")
+        if header.round != to.round:
+            raise Refused(f"it is of round {header.round + 1}, and this is round {to.round + 1}")
+        if (header.base, header.made) != (to.base, to.made):
+            raise Refused("it answers to another letter than the last one")
+        tensors = unseal(message, schema)
+        check_finite(tensors)
+        return Said(header, tensors)
+
+    def up_of(self, tensors: Mapping[str, Tensor]) -> Any:
+        form = {name: tensors[f"up.{name}"].to(t.dtype) for name, t in tree.items(self.forms.up)}
+        return tree.fill(self.forms.up, form)
+
+    def _down(self, chosen: Any) -> Schema:
+        return Schema.of({n: t for n, t in tree.items(self.forms.down) if chosen(n)}, self._lossy)
+
+    @property
+    def _lossy(self) -> torch.dtype | None:
+        return LOSSY[self.compress]
+
+    def _header(self, kind: str, to: Header | None = None) -> Header:
+        """to: the letter that is answered."""
+        header = Header(kind, self.federation, self.digest)
+        return header if to is None else header._replace(client=to.client, round=to.round, base=to.base)
+
+    def _which(self, own: bytes) -> tuple[Header, Schema]:
+        header, schema = self._first(own, self.own, self.welcome)
+        self._check(header)
+        if header.kind not in ("join", "train", "score", "finish"):
+            raise Refused(f"'{header.kind}' is nothing that clients are sent")
+        wanted = self.welcome if header.kind == "join" else self.own
+        if wanted.table != schema.table:
+            raise Refused(f"its tensors are not those of '{header.kind}'")
+        return header, wanted
+
+    def _first(self, message: bytes, *schemas: Schema) -> tuple[Header, Schema]:
+        """By the first of these forms that it has."""
+        for schema in schemas[:-1]:
+            try:
+                return peek(message, schema), schema
+            except Refused as refused:
+                reason = refused
+        try:
+            return peek(message, schemas[-1]), schemas[-1]
+        except Refused:
+            raise reason from None
+
+    def _check(self, header: Header) -> None:
+        if header.federation != self.federation:
+            raise Refused("it belongs to another federation")
+        if header.schema != self.digest:
+            raise Refused("method, model or settings are not those of this federation")
+
+
+def version(header: Header, shared: bytes, own: bytes) -> str:
+    """Of what a client remembers after this letter; where it remembers nothing new, a name for the letter."""
+    said = (header.schema, header.base, header.kind, str(header.client), str(header.round), repr(header.rate))
+    return checksum(*said, body(shared) if shared else b"", body(own))

@@ -1,0 +1,28 @@
+"""Clients behind letters: the same federation, to the last bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coterie.core import tree
+from coterie.federation import Settings, federate
+from coterie.methods import METHODS
+from tests import direct, toy
+
+every_method = pytest.mark.parametrize("name", METHODS)
+THREE = Settings(rounds=3, join_ratio=0.6, seed=7)
+
+
+@every_method
+def test_the_same_as_in_one_process(name: str, tmp_path: Path) -> None:
+    method, model, data = direct.small(name)
+    expected, history = toy.looped(method, model, data)
+    server, found = federate(direct.remote(method, model, data, tmp_path), THREE)
+    toy.assert_same({n: t for n, t in expected.items() if n.startswith("server")}, tree.flatten({"server": server}))
+    for a, b in zip(history, found, strict=True):
+        assert (a.bytes_up, a.bytes_down, a.left_out) == (b.bytes_up, b.bytes_down, b.left_out)
+        shared = a.scores.keys() & b.scores.keys()
+        assert shared >= a.scores.keys() - {("global", "test")}  # nobody's samples are on the server
+        assert {k: toy.rows(a.scores[k]) for k in shared} == {k: toy.rows(b.scores[k]) for k in shared}
