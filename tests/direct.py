@@ -33,7 +33,7 @@ class Direct(Post):
         self.refused: list[tuple[int, str]] = []
 
     def send(self, client: int, letter: Letter) -> None:
-        self.events.append(Answer(client, self.devices[client].answer(letter.own, letter.shared)))
+        self.events.append(Answer(client, self.devices[client].answer(letter.own, letter.shared)[0]))
 
     def receive(self, seconds: float) -> Event | None:
         return self.events.popleft() if self.events else None

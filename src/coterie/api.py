@@ -6,15 +6,15 @@ import inspect
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from coterie.clients import Batched, Looped, Ray, Resident
+from coterie.clients import Batched, Clients, Looped, Ray, Resident
 from coterie.clients.batched import has_dropout
 from coterie.core import tree
 from coterie.core.errors import CoterieError, unknown
@@ -240,23 +240,10 @@ def run(
     if resume and out is None:
         raise CoterieError("which run is to be resumed? Give its folder as `out`")
     data = clients if clients is not None else load_clients(protocol=protocol)
-    usual = preset(protocol, data.name, data.shape)
-    federation_names = {f.name for f in fields(Settings)}
-    federation = Settings(**{k: v for k, v in (usual | settings).items() if k in federation_names})
-    safety_names = {f.name for f in fields(Safety)}
-    safety = Safety(**{k: v for k, v in settings.items() if k in safety_names})
-    own = {k: v for k, v in settings.items() if k not in federation_names | safety_names}
-    if isinstance(method, str):
-        training = {f.name for f in fields(Sgd)}
-        method = method_name(method)
-        base, changes, _ = VARIANTS.get(method, (method, {}, ""))
-        presets = {k: v for k, v in usual.items() if k in training} | method_preset(protocol, base)
-        method = make_method(method, **presets | changes | own)
-    elif own:
-        raise CoterieError(f"{', '.join(own)}: settings of a method that is made already; give them when making it")
+    method, federation, safety, usual_model = choose(method, protocol, data.name, data.shape, settings)
     name = None  # by which the network can be built again
     if not isinstance(model, Model):
-        network = model if model is not None else usual["model"]
+        network = model if model is not None else usual_model
         model = make_network(network, data, federation.seed, head)
         name = network if isinstance(network, str) else None
     how = where if isinstance(where, Execution) else Execution(clients=where)
@@ -279,8 +266,29 @@ def run(
                 group.close()
 
 
+def choose(
+    method: str | AnyMethod, protocol: str, data: str, shape: tuple[int, ...], settings: Mapping[str, Any]
+) -> tuple[AnyMethod, Settings, Safety, str]:
+    """Method, federation, safety and the usual model, from what was said and what the protocol says."""
+    usual = preset(protocol, data, shape)
+    federation_names = {f.name for f in fields(Settings)}
+    federation = Settings(**{k: v for k, v in {**usual, **settings}.items() if k in federation_names})
+    safety_names = {f.name for f in fields(Safety)}
+    safety = Safety(**{k: v for k, v in settings.items() if k in safety_names})
+    own = {k: v for k, v in settings.items() if k not in federation_names | safety_names}
+    if isinstance(method, str):
+        training = {f.name for f in fields(Sgd)}
+        method = method_name(method)
+        base, changes, _ = VARIANTS.get(method, (method, {}, ""))
+        presets = {k: v for k, v in usual.items() if k in training} | method_preset(protocol, base)
+        method = make_method(method, **presets | changes | own)
+    elif own:
+        raise CoterieError(f"{', '.join(own)}: settings of a method that is made already; give them when making it")
+    return method, federation, safety, usual["model"]
+
+
 def drive(
-    clients: Resident,
+    clients: Clients,
     newcomers: Resident | None,
     settings: Settings,
     safety: Safety,
@@ -292,7 +300,10 @@ def drive(
     if out is None:
         return train(clients, newcomers, settings, watch, max_left_out=safety.max_left_out)
     about = describe(clients, newcomers, settings, config)
-    folder = Folder(out, about, clients.data, newcomers is not None, resume)
+    folder = Folder(out, about, clients.splits, newcomers is not None, resume)
+    partition = clients.data.partition if isinstance(clients, Resident) else None
+    data, counts = about["data"], clients.census.class_counts
+    drawn = portrait(data["name"], partition and partition.name, counts, data["class_names"])
     checkpoints = Checkpoints(folder.path / "checkpoint", clients, about, safety.checkpoint_every)
     at_once = False
     try:
@@ -300,7 +311,7 @@ def drive(
 
             def restore(server: Any) -> tuple[Any, History]:
                 server, history = checkpoints.restore(server) if resume else (server, History())
-                folder.begin(clients.data, portrait(clients.data), history)
+                folder.begin(counts, partition, drawn, history)
                 return server, history
 
             def note(record: Round) -> None:
@@ -310,6 +321,8 @@ def drive(
             def between(server: Any, history: History) -> None:
                 stop = asked()
                 checkpoints.after(server, history, now=stop)
+                if clients.elsewhere:
+                    checkpoints.settle()  # their devices keep what the last rounds made, not more
                 if stop:
                     checkpoints.close()
                     goes_on = f"goes on after round {checkpoints.saved}" if checkpoints.saved else "begins it again"
@@ -337,7 +350,7 @@ def drive(
 
 
 def train(
-    clients: Resident, newcomers: Resident | None, settings: Settings, note: Callable[[Round], None], **how: Any
+    clients: Clients, newcomers: Resident | None, settings: Settings, note: Callable[[Round], None], **how: Any
 ) -> Result:
     """All rounds, and the clients that were not in training."""
     server, history = federate(clients, settings, note, **how)
@@ -346,15 +359,14 @@ def train(
         note(history[-1])
     server = tree.apply(lambda t: t.cpu(), server)
     model = replace(clients.model.to("cpu"), precision="fp32")
-    return Result(clients.method, model, clients.data, server, clients.states, history)
+    data = clients.data if isinstance(clients, Resident) else None
+    return Result(clients.method, model, data, server, clients.states, history)
 
 
-def portrait(data: FederatedData) -> str:
-    """An SVG of the classes on each client."""
-    names = data.class_names or tuple(map(str, range(data.classes)))
-    rule = f", {data.partition.name}" if data.partition else ""
-    title = f"{data.name}{rule}: {data.clients} clients, {sum(data.train.sizes)} training samples"
-    return picture(title, data.train.class_counts(data.classes).numpy(), names)
+def portrait(name: str, rule: str | None, counts: Tensor, names: Sequence[str]) -> str:
+    """An SVG of the classes on each client, (m, K)."""
+    title = f"{name}{f', {rule}' if rule else ''}: {len(counts)} clients, {int(counts.sum())} training samples"
+    return picture(title, counts.numpy(), tuple(names) or tuple(map(str, range(counts.shape[1]))))
 
 
 def fingerprint(data: FederatedData) -> str:
@@ -365,33 +377,17 @@ def fingerprint(data: FederatedData) -> str:
 
 
 def describe(
-    clients: Resident, newcomers: Resident | None, settings: Settings, config: Mapping[str, Any]
+    clients: Clients, newcomers: Resident | None, settings: Settings, config: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """All that is needed to know, or do again, what was run."""
-    data, partition = clients.data, clients.data.partition
-    cuda = clients.model.mean.device.type == "cuda"
-    return {
-        **config,
+    """All that is needed to know, or do again, what was run. config: what to add, or put in the place of it."""
+    cuda = clients.device.type == "cuda"
+    told: dict[str, Any] = {
         "method": {"name": clients.method.title, **asdict(clients.method)},
         "model": {
             "encoder": str(clients.model.encoder),
             "head": str(clients.model.head),
             "parameters": sum(t.numel() for part in clients.model.start for t in part.values()),
             "start": checksum(tree.flatten(clients.model.start), {}),
-        },
-        "data": {
-            "name": data.name,
-            "clients": data.clients,
-            "classes": data.classes,
-            "class_names": list(data.class_names),
-            "shape": list(data.shape),
-            "dtype": str(data.train.x.dtype).removeprefix("torch."),
-            "train_sizes": list(data.train.sizes),
-            "test_sizes": list(data.test.sizes),
-            "content": fingerprint(data),
-            "new_content": newcomers and fingerprint(newcomers.data),
-            "transform": asdict(data.transform),
-            "partition": partition and {"name": partition.name, "hash": partition.hash, **partition.settings},
         },
         "federation": asdict(settings),
         "ran": {
@@ -403,4 +399,25 @@ def describe(
             "python": platform.python_version(),
             "machine": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
         },
+    }
+    if isinstance(clients, Resident):
+        told["data"] = facts(clients.data) | {"new_content": newcomers and fingerprint(newcomers.data)}
+    return {**told, **config}
+
+
+def facts(data: FederatedData) -> dict[str, Any]:
+    """What config.json says of the data."""
+    partition = data.partition
+    return {
+        "name": data.name,
+        "clients": data.clients,
+        "classes": data.classes,
+        "class_names": list(data.class_names),
+        "shape": list(data.shape),
+        "dtype": str(data.train.x.dtype).removeprefix("torch."),
+        "train_sizes": list(data.train.sizes),
+        "test_sizes": list(data.test.sizes),
+        "content": fingerprint(data),
+        "transform": asdict(data.transform),
+        "partition": partition and {"name": partition.name, "hash": partition.hash, **partition.settings},
     }

@@ -103,6 +103,7 @@ def test_damaged_files_are_named(file: str, content: bytes | None, made: Made, t
         run = load_run(path)
         run.personal_model(1)
         assert run.clients
+        assert run.server
 
 
 def test_a_cut_file_is_refused(made: Made, tmp_path: Path) -> None:

@@ -90,7 +90,9 @@ def do_pictures(chosen: argparse.Namespace) -> None:
     from coterie.reports.rebalancing import augmented_samples, class_pictures
 
     data = load_clients(**given(chosen, DataSettings))
-    drawn: dict[str, str | bytes] = {"partition.svg": portrait(data), **class_pictures(data, chosen.threshold)}
+    counts, rule = data.train.class_counts(data.classes), data.partition and data.partition.name
+    shares = portrait(data.name, rule, counts, data.class_names)
+    drawn: dict[str, str | bytes] = {"partition.svg": shares, **class_pictures(data, chosen.threshold)}
     if data.train.x.ndim == 4:
         drawn["augmented.png"] = augmented_samples(data)
     out = Path(chosen.out)

@@ -138,7 +138,7 @@ def chosen_clients(text: str, run: Run) -> list[int]:
     from coterie.core.errors import CoterieError
 
     if text == "all":
-        return list(range(run.about["clients"]))
+        return list(run.numbers)
     try:
         return [int(number) for number in text.split(",")]
     except ValueError:

@@ -38,8 +38,7 @@ def add_commands(command: MakeCommand, argv: list[str]) -> None:
 
 
 def add_run_flags(parser: argparse.ArgumentParser, argv: list[str]) -> None:
-    from coterie.api import DataSettings, Execution, make_method
-    from coterie.core.errors import CoterieError
+    from coterie.api import DataSettings, Execution
     from coterie.core.local import Sgd
     from coterie.federation import Safety, Settings
 
@@ -57,7 +56,16 @@ def add_run_flags(parser: argparse.ArgumentParser, argv: list[str]) -> None:
         ("execution", Execution),
     ):
         add_flags(parser, title, kind)
-    for word in argv if parser.prog.endswith("run") else ():
+    if parser.prog.endswith("run"):
+        add_method_flags(parser, argv)
+
+
+def add_method_flags(parser: argparse.ArgumentParser, argv: list[str]) -> None:
+    """Those of the method that is named."""
+    from coterie.api import make_method
+    from coterie.core.errors import CoterieError
+
+    for word in argv:
         try:
             method = make_method(word)
         except CoterieError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -101,6 +101,7 @@ class Task(NamedTuple):
 class Clients(ABC):
     """All clients of a federation, wherever they are. Ids are ascending everywhere."""
 
+    elsewhere: ClassVar[bool] = False  # True: what they remember is on machines of their own
     method: AnyMethod
     model: Model
     device: torch.device  # where messages are

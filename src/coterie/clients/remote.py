@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -93,6 +93,8 @@ class Post(ABC):
 
 
 class Remote(Clients):
+    elsewhere: ClassVar[bool] = True
+
     def __init__(
         self, agreement: Agreement, census: Census, post: Post, patience: Patience, may_miss: float = 0.5
     ) -> None:

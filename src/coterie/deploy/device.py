@@ -19,6 +19,10 @@ from coterie.network.wire import Header, Refused
 log = logging.getLogger("coterie")
 
 
+class Trouble(Exception):
+    """Why a client cannot do what it is asked to."""
+
+
 class Device:
     def __init__(self, agreement: Agreement, data: FederatedData, ids: tuple[int, ...], store: Store) -> None:
         """data: of these clients only, in the order of their ids."""
@@ -30,30 +34,32 @@ class Device:
         self.measured: dict[int, tree.Tree] = {}  # client -> its scores with what it was sent last
         self.round = 0  # rounds that were trained, as far as is known here
 
-    def answer(self, own: bytes, shared: bytes) -> bytes:
-        """To a letter. What is none of ours is Refused; what goes wrong here is an answer too."""
+    def answer(self, own: bytes, shared: bytes) -> tuple[bytes, bool]:
+        """To a letter, and whether it tells of trouble. What is none of ours is Refused."""
         header, tensors = self.agreement.open_letter(own, shared)
         if header.client not in self.ids:
             raise Refused(f"client {header.client} is not on this device")
         made = version(header, shared, own)
         if self.sent.get(header.client, ("", b""))[0] == made:
-            return self.sent[header.client][1]
+            return self.sent[header.client][1], False
         try:
             answer = self._act(header, made, tensors)
+        except Trouble as trouble:
+            return self.agreement.trouble(header, str(trouble)), True
         except Exception as error:  # of a network or data of the user's; the others shall go on
             log.warning("client %d could not %s: %s: %s", header.client, header.kind, type(error).__name__, error)
-            return self.agreement.trouble(header, f"{type(error).__name__}: {error}")
+            return self.agreement.trouble(header, f"{type(error).__name__}: {error}"), True
         if header.kind == "train":
             self.sent[header.client] = made, answer
-        return answer
+        return answer, False
 
     def personal(self, client: int) -> dict[str, Any] | None:
         """What the personal model of a client is made of; None as long as it has none."""
-        down = self.store.find_down(client)
-        state = self.store.last.get(client)
-        if down is None or state is None:
+        kept = self.store.find_down(client)
+        state = None if kept is None else self._state(client, kept[0])
+        if kept is None or state is None:
             return None
-        return {"state": state[1], "down": tree.fill(self.agreement.forms.down, down)}
+        return {"state": state, "down": tree.fill(self.agreement.forms.down, kept[1])}
 
     def _act(self, header: Header, made: str, tensors: tree.Tree) -> bytes:
         client, turn = header.client, Turn(header.round, header.rate)
@@ -63,10 +69,10 @@ class Device:
             return self.agreement.answer(header, made, {})
         state = self._state(client, header.base)
         if state is None:
-            return self.agreement.trouble(header, LOST)
+            raise Trouble(LOST)
         down = tree.fill(self.agreement.forms.down, tensors)
         if header.kind == "score":
-            self.store.keep_down(client, tensors)
+            self.store.keep_down(client, header.base, tensors)
             self.measured[client] = self._scores(client, state, down)
             return self.agreement.answer(header, made, self.measured[client])
         if header.kind == "finish":
@@ -78,7 +84,7 @@ class Device:
         client = header.client
         after, up = self._work(Job("train", turn=Turn(header.round, header.rate)), client, state, down)
         if not all(bool(t.isfinite().all()) for t in tree.leaves((after, up)) if t.is_floating_point()):
-            return self.agreement.trouble(header, "its update is not finite")
+            raise Trouble("its update is not finite")
         self.store.keep(client, made, after)
         self.round = max(self.round, header.round + 1)
         found = tree.flatten({"up": up})

@@ -28,8 +28,8 @@ class Roll:
     def add(self, said: Hello) -> None:
         """Refused if it cannot be part of this federation, with the reason."""
         self._check(said)
-        before = self.devices.get(said.device)
-        if before and replace(before, here=True) != replace(said, here=True) and self.full:
+        said = replace(said, here=True, ready="")
+        if self.full and self.devices.get(said.device, said) != said:
             raise Refused("it has other clients or other data than when the federation began")
         for other in self.devices.values():
             if other.device != said.device and alike(other.facts) != alike(said.facts):

@@ -42,16 +42,17 @@ class Store:
         os.utime(path)  # in use: it stays
         return tensors if about["version"] == version else None
 
-    def keep_down(self, client: int, down: tree.Tree) -> None:
-        """What the client was sent last: with what it remembers, its personal model."""
+    def keep_down(self, client: int, version: str, down: tree.Tree) -> None:
+        """What the client was sent last: with what it remembers in this version, its personal model."""
         self._place(client).mkdir(parents=True, exist_ok=True)
-        write(self._place(client) / "down.safetensors", plain(down), {})
+        write(self._place(client) / "down.safetensors", plain(down), {"version": version})
 
-    def find_down(self, client: int) -> tree.Tree | None:
+    def find_down(self, client: int) -> tuple[str, tree.Tree] | None:
         try:
-            return read(self._place(client) / "down.safetensors")[0]
+            down, about = read(self._place(client) / "down.safetensors")
         except Damaged:
             return None
+        return str(about["version"]), down
 
     def _place(self, client: int) -> Path:
         return self.folder / f"client-{client}"

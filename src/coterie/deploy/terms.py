@@ -55,6 +55,7 @@ class Hello:
     facts: Facts
     clients: tuple[Hosted, ...]
     here: bool = True
+    ready: str = ""  # the federation whose letters it can answer
     protocol: int = PROTOCOL
     coterie: str = VERSION
 

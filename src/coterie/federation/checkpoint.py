@@ -105,6 +105,10 @@ class Checkpoints:
         state = {name: t.detach().to("cpu", copy=True) for name, t in tree.items(server)}
         self.writer.hand(Snapshot(number, state, changed, rows, tuple(history[saved:])))
 
+    def settle(self) -> None:
+        """Wait until what was handed in is written."""
+        self.writer.settle()
+
     def close(self, wait: bool = True) -> None:
         """wait: until what was handed in is written. Otherwise for a moment only."""
         self.writer.close(wait)
@@ -204,7 +208,7 @@ class Writer:
     """A thread that writes what it is handed. Of several that come while it is busy the last one only."""
 
     def __init__(self, write: Callable[[Snapshot], None]) -> None:
-        self.write, self.closing = write, False
+        self.write, self.closing, self.busy = write, False, False
         self.waiting: Snapshot | None = None
         self.changed = threading.Condition()
         self.thread: threading.Thread | None = None
@@ -215,14 +219,18 @@ class Writer:
             self.thread.start()
         with self.changed:
             self.waiting = snapshot
-            self.changed.notify()
+            self.changed.notify_all()
+
+    def settle(self) -> None:
+        with self.changed:
+            self.changed.wait_for(lambda: self.waiting is None and not self.busy)
 
     def close(self, wait: bool) -> None:
         with self.changed:
             self.closing = True
             if not wait:
                 self.waiting = None
-            self.changed.notify()
+            self.changed.notify_all()
         if self.thread:
             self.thread.join(None if wait else 1.0)
 
@@ -231,9 +239,13 @@ class Writer:
             with self.changed:
                 self.changed.wait_for(lambda: self.waiting is not None or self.closing)
                 snapshot, self.waiting = self.waiting, None
+                self.busy = snapshot is not None
             if snapshot is None:
                 return
             self.write(snapshot)
+            with self.changed:
+                self.busy = False
+                self.changed.notify_all()
 
 
 def rounds(held: Tensor) -> list[int]:

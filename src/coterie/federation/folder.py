@@ -8,17 +8,17 @@ import json
 import logging
 import math
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from torch import Tensor
 
 from coterie.core import tree
 from coterie.core.errors import CoterieError
-from coterie.core.samples import FederatedData
 from coterie.federation.checkpoint import decisive, reason, same
 from coterie.federation.disk import lock, sync, whole
 from coterie.federation.history import POINTS, Round, Summary
@@ -37,11 +37,11 @@ class Folder:
         self,
         path: str | Path,
         config: dict[str, Any],
-        data: FederatedData,
+        splits: Sequence[str] = ("test",),
         newcomers: bool = False,
         resume: bool = False,  # the folder is there, of the same run
     ) -> None:
-        self.path = Path(path)
+        self.path, self.config = Path(path), config
         if resume:
             same(dict(decisive(read_config(self.path))), dict(decisive(config)))
         else:
@@ -50,7 +50,7 @@ class Folder:
         try:
             if (self.path / "result.json").exists():
                 raise CoterieError(f"{self.path} is finished; there is nothing to continue")
-            prefixes = [""] if data.validation is None else ["", "validation_"]
+            prefixes = ["" if split == "test" else f"{split}_" for split in splits]
             points = [point for point in POINTS if newcomers or not point.startswith("new_")]
             measured = [
                 f"{prefix}{point}_{name}" for prefix in prefixes for point in points for name in Summary._fields
@@ -68,14 +68,15 @@ class Folder:
         self.log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         logging.getLogger("coterie").addHandler(self.log)
 
-    def begin(self, data: FederatedData, picture: str, records: Iterable[Round] = ()) -> None:
-        """What is known before the first round, or before the one after these."""
+    def begin(self, counts: Tensor, partition: Any, picture: str, records: Iterable[Round] = ()) -> None:
+        """What is known before the first round, or before the one after these. counts: (m, K) training samples."""
         self.records = list(records)
         try:
-            if data.partition is not None:
-                data.partition.save(self.path / "partition.npz")
+            if partition is not None:
+                partition.save(self.path / "partition.npz")
             self.write("partition.svg", picture)
-            self._table("classes.csv", class_rows(data))
+            data = self.config["data"]
+            self._table("classes.csv", class_rows(counts, data["class_names"], data.get("ids")))
             self._tables()
         except OSError as error:
             raise CoterieError(f"{self.path} cannot be written to: {error.strerror}") from None
@@ -154,11 +155,12 @@ class Folder:
         models = self.path / "models"
         shutil.rmtree(models, ignore_errors=True)  # of a run that was stopped while it wrote them
         models.mkdir()
-        about = {"method": result.method.title, "data": result.data.name, "classes": str(result.data.classes)}
+        data = self.config["data"]
+        about = {"method": result.method.title, "data": data["name"], "classes": str(data["classes"])}
         save_file(plain(tree.flatten(result.server)), models / "server.safetensors", about)
         save_file(plain(tree.flatten(result.model.start)), models / "start.safetensors", about)
-        digits = len(str(len(result.states) - 1))
-        for client in range(len(result.states)):
+        digits = len(str(max(result.clients, default=0)))
+        for client in result.clients:
             path = models / f"client-{client:0{digits}}.safetensors"
             save_file(plain(result.personal_weights(client)), path, {**about, "client": str(client)})
         for path in (*models.iterdir(), models):
@@ -224,11 +226,11 @@ def client_rows(record: Round) -> list[list[Any]]:
     ]
 
 
-def class_rows(data: FederatedData) -> list[list[Any]]:
-    """A line for each client: how many training samples of each class it has."""
-    names = data.class_names or range(data.classes)
-    counts = data.train.class_counts(data.classes).tolist()
-    return [["client", *names], *([client, *own] for client, own in enumerate(counts))]
+def class_rows(counts: Tensor, names: Sequence[str], ids: Sequence[int] | None) -> list[list[Any]]:
+    """A line for each client: how many training samples of each class it has. ids: None for 0, 1, ..."""
+    header = ["client", *(names or range(counts.shape[1]))]
+    rows = zip(ids or range(len(counts)), counts.tolist(), strict=True)
+    return [header, *([client, *own] for client, own in rows)]
 
 
 def number(value: float | None) -> float | None:

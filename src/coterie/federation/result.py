@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,15 +22,20 @@ from coterie.federation.history import History, Outcome
 class Result:
     method: AnyMethod
     model: Model
-    data: FederatedData
+    data: FederatedData | None  # None: it is with the clients, and so are their models
     server: Any
     states: States  # of all clients
     history: History
 
     @property
+    def clients(self) -> Sequence[int]:
+        """Those whose models are here."""
+        return range(len(self.states) if self.data is not None else 0)
+
+    @property
     def partition(self) -> Any:
         """Which samples each client holds, where that was our doing."""
-        return self.data.partition
+        return self.data and self.data.partition
 
     def outcomes(self) -> list[Outcome]:
         """What this method reports."""
@@ -42,7 +48,9 @@ class Result:
 
     def personal_model(self, client: int) -> PersonalModel:
         """A module from raw samples to logits."""
-        if not 0 <= client < len(self.states):
+        if self.data is None:
+            raise CoterieError("the personal models of this federation are on the devices of its clients")
+        if client not in self.clients:
             raise CoterieError(f"there is no client {client}; clients are 0 to {len(self.states) - 1}")
         return PersonalModel(self.method, self.model, self.states[client], self.down(client))
 

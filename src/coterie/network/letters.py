@@ -111,6 +111,15 @@ class Agreement:
     def measured_up(self) -> Schema:
         return Schema(tuple(sorted(self.up.entries + self.scores.entries, key=lambda e: (-e[1].itemsize, e[0]))))
 
+    @property
+    def most_letter(self) -> int:
+        """Bytes of the longest letter."""
+        return max(self.own.most, self.welcome.most)
+
+    @property
+    def most_answer(self) -> int:
+        return max(self.measured_up.most, self.scores.most, NOTHING.most)
+
     @cached_property
     def digest(self) -> str:
         """Of everything that is said here."""
@@ -147,6 +156,10 @@ class Agreement:
         if to.kind == "train":
             return self.measured_up if to.measure else self.up
         return self.scores if to.kind == "score" else NOTHING
+
+    def header_of(self, own: bytes) -> Header:
+        """Of a letter, on the client's side."""
+        return self._which(own)[0]
 
     def open_letter(self, own: bytes, shared: bytes) -> Said:
         """On the client's side: a letter, checked."""

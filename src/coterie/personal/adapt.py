@@ -48,7 +48,7 @@ def adapt(run: Run, data: str | Path, out: str | Path, epochs: int | None = None
     finally:
         clients.close()
     result = Adapted(method, run.model, own, run.server, clients.states, History([record]), down)
-    leave(out, told(run, result, Path(data)), result)
+    leave(out, told(run, method, own, Path(data)), own.train.class_counts(own.classes), result)
     return record
 
 
@@ -106,21 +106,22 @@ def learn(run: Run, clients: Resident) -> tuple[Any, Round]:
     return tree.pick(downs, 0), Round(settings.rounds, alone, (), scores, bytes_down=tree.size(down))
 
 
-def told(run: Run, result: Result, source: Path) -> dict[str, Any]:
+def told(run: Run, method: AnyMethod, data: FederatedData, source: Path) -> dict[str, Any]:
     """The configuration of the run, for this one client."""
-    data, config = result.data, dict(run.config)
-    config["method"] = {"name": result.method.title, **asdict(result.method)}
+    config = dict(run.config)
+    config["method"] = {"name": method.title, **asdict(method)}
     sizes = {"train_sizes": list(data.train.sizes), "test_sizes": list(data.test.sizes)}
     config["data"] = {**run.about, "name": data.name, "clients": 1, **sizes, "partition": None}
     config["adapted"] = {"run": run.path.name, "data": source.name}
     return config
 
 
-def leave(out: str | Path, config: Mapping[str, Any], result: Result) -> None:
-    """A folder like that of a run, or none."""
-    folder = Folder(out, dict(config), result.data, newcomers=True)
+def leave(out: str | Path, config: Mapping[str, Any], counts: Tensor, result: Result) -> None:
+    """A folder like that of a run, or none. counts: (m, K) training samples."""
+    splits = sorted({split for record in result.history for _, split in record.scores}) or ["test"]
+    folder, data = Folder(out, dict(config), splits, newcomers=True), config["data"]
     try:
-        folder.begin(result.data, portrait(result.data))
+        folder.begin(counts, None, portrait(data["name"], None, counts, data["class_names"]))
         for record in result.history:
             folder.add(record)
         folder.finish(result)

@@ -52,11 +52,20 @@ def agrees(data: Mapping[str, Any]) -> bool:
     return (
         all(type(number) is int and number >= 0 for number in whole)
         and len(data["train_sizes"]) == data["clients"] > 0
+        and ids_agree(data.get("ids"), data["clients"])
         and len(data["class_names"]) in (0, data["classes"])
         and all(isinstance(name, str) for name in data["class_names"])
         and isinstance(getattr(torch, data["dtype"], None), torch.dtype)
         and all(numbers(data["transform"].get(name)) for name in ("mean", "std"))
     )
+
+
+def ids_agree(ids: Any, clients: int) -> bool:
+    """Of the clients of a device."""
+    if ids is None:
+        return True
+    whole = isinstance(ids, list) and all(type(number) is int and number >= 0 for number in ids)
+    return whole and len(set(ids)) == len(ids) == clients
 
 
 def numbers(value: Any) -> bool:

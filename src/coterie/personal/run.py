@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -90,10 +90,10 @@ class Run:
         accuracies = dict(zip(*self._measured, strict=True)) if self.point else {}
         sizes = self.about["train_sizes"]
         listed = []
-        for i in range(self.about["clients"]):
-            file = self._client_file(i)
-            present = int((self._class_counts[i] > 0).sum())
-            listed.append(Client(i, sizes[i], present, accuracies.get(i), file, self._size(file)))
+        for row, number in enumerate(self.numbers):
+            file = self._client_file(number)
+            present = int((self._class_counts[row] > 0).sum())
+            listed.append(Client(number, sizes[row], present, accuracies.get(number), file, self._size(file)))
         return tuple(listed)
 
     @cached_property
@@ -143,21 +143,27 @@ class Run:
             raise self._damaged(f"models/{name}", error) from None
         return made
 
+    @property
+    def numbers(self) -> Sequence[int]:
+        """Of the clients whose models are here; a device has a few of a federation."""
+        return self.about.get("ids") or range(self.about["clients"])
+
     def check_client(self, client: int) -> None:
-        count = self.about["clients"]
-        if not 0 <= client < count:
-            raise CoterieError(f"{self.path}: there is no client {client}; clients are 0 to {count - 1}")
+        if client not in self.numbers:
+            listed = ", ".join(map(str, self.numbers)) if "ids" in self.about else f"0 to {self.numbers[-1]}"
+            raise CoterieError(f"{self.path}: there is no client {client}; clients are {listed}")
 
     @cached_property
     def _template(self) -> dict[str, Any]:
         """A state and a down of the form that the files have: those of a client with two black images."""
-        method, down = self.method, self.method.server_send(self.server, torch.tensor(0))
+        method, server = self.method, self.method.server_init(self.model, self.census)
+        down = method.server_send(server, torch.tensor(0))
         x = torch.zeros(2, *self.shape, dtype=self.dtype)
         y = torch.tensor([0, self.classes - 1])
         key, rate = order.seed_key(0), torch.ones((), dtype=self.model.mean.dtype)
         data = Data(x, y, key, rate, self.classes, Transform(), alone=True)
         with torch.no_grad():
-            state = method.client_init(self.model, data, method.server_welcome(self.server))
+            state = method.client_init(self.model, data, method.server_welcome(server))
             return {"state": method.client_finish(self.model, state, down, data), "down": down}
 
     @cached_property
@@ -182,7 +188,7 @@ class Run:
         return build(told, self.shape, self.classes, self.settings.seed) if isinstance(told, str) else told
 
     def _client_file(self, client: int) -> Path:
-        digits = len(str(self.about["clients"] - 1))
+        digits = len(str(max(self.numbers)))
         return self.path / "models" / f"client-{client:0{digits}}.safetensors"
 
     def _size(self, file: Path) -> int:

@@ -1,0 +1,79 @@
+"""From the server's terms to the objects that they stand for, on a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import nn
+
+from coterie.core import tree
+from coterie.core.errors import CoterieError
+from coterie.core.model import Model, make_model
+from coterie.deploy.terms import Brief, dtype_of, from_json, to_json
+from coterie.federation.disk import whole
+from coterie.models import build
+from coterie.network.letters import Agreement
+from coterie.network.wire import Refused, Schema, checksum, peek, unseal
+from coterie.personal.config import made_method
+
+
+@dataclass(frozen=True)
+class Plans:
+    """What the user of a device lets it do."""
+
+    model: str | nn.Module | None = None  # the network, where it is not one of Coterie's
+    head: str | None = None
+
+
+def network_of(brief: Brief, plans: Plans, start: bytes | None = None) -> Model:
+    """The model of a federation. start: the message with its first weights."""
+    named = brief.network
+    if named is None or ":" in named:  # code of somebody's: only what the user of this device named is imported
+        if plans.model is None:
+            raise CoterieError(
+                f"the federation trains a network of its own ({named or 'without a name'}); install its code here and "
+                "name it with --model package.module:Class"
+            )
+        named = None
+    facts = brief.facts
+    network = plans.model if named is None else named
+    assert network is not None
+    made = build(network, facts.shape, facts.classes, brief.seed) if isinstance(network, str) else network
+    model = make_model(made, facts.shape, facts.classes, facts.transform, brief.head)
+    if start is None:
+        return model
+    schema = Schema.of(model.start)
+    try:
+        peek(start, schema)
+    except Refused as reason:
+        raise CoterieError(f"the network here is not the one that the server has: {reason}") from None
+    return replace(model, start=tree.fill(model.start, unseal(start, schema)))
+
+
+def agreement_of(brief: Brief, model: Model, plans: Plans) -> Agreement:
+    facts = brief.facts
+    try:
+        method = made_method(brief.method)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise CoterieError(f"the server's terms cannot be taken: its method is none ({error})") from None
+    return Agreement(
+        method, model, brief.clients, facts.shape, dtype_of(facts), brief.splits, brief.seed, brief.compress,
+        brief.federation,
+    )  # fmt: skip
+
+
+def keep_terms(folder: Path, brief: Brief, start: bytes) -> None:
+    """For a device that is away when the federation ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in (("brief.json", to_json(brief)), ("start.bin", start)):
+        with whole(folder / name) as part:
+            part.write_bytes(content)
+
+
+def kept_terms(folder: Path, federation: str) -> tuple[Brief, bytes] | None:
+    try:
+        brief, start = from_json(Brief, (folder / "brief.json").read_bytes()), (folder / "start.bin").read_bytes()
+    except (OSError, Refused):
+        return None
+    return (brief, start) if brief.federation == federation and checksum(start) == brief.start else None

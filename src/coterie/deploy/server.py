@@ -1,0 +1,156 @@
+"""The server of a federation of devices: it waits for them, tells them the terms, and runs the rounds."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from coterie.api import choose, drive
+from coterie.clients.mqtt import Mqtt
+from coterie.clients.remote import Patience, Remote
+from coterie.core.errors import CoterieError, unknown
+from coterie.core.model import Model, make_model
+from coterie.deploy.roll import NAME, Roll
+from coterie.deploy.terms import Brief, Facts, Hello, dtype_of, from_json, to_json
+from coterie.federation import Result, Round, Settings
+from coterie.federation.folder import read_config
+from coterie.methods import AnyMethod
+from coterie.models import build
+from coterie.network.letters import LOSSY, Agreement
+from coterie.network.mqtt import Broker
+from coterie.network.wire import Refused, checksum
+
+log = logging.getLogger("coterie")
+
+
+@dataclass(frozen=True)
+class Service:
+    """A federation over a network."""
+
+    name: str = field(default="federation", metadata={"help": "name of the federation; devices join by it"})
+    num_clients: int = field(default=0, metadata={"help": "clients that take part", "flags": ("num-clients", "nc")})
+    compress: str = field(default="none", metadata={"help": "how numbers travel: none, fp16 or bf16 (half the bytes)"})
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name):
+            raise CoterieError(f"'{self.name}' is no name for a federation: letters, digits, '-', '_' and '.' only")
+        if self.num_clients < 1:
+            raise CoterieError("how many clients take part? Say it with --num-clients")
+        if self.compress not in LOSSY:
+            raise unknown("way to compress", self.compress, LOSSY)
+
+
+def serve(
+    method: str | AnyMethod,
+    service: Service,
+    broker: Broker,
+    *,
+    model: str | nn.Module | None = None,
+    head: str | None = None,
+    protocol: str = "pac",
+    patience: Patience = Patience(),  # noqa: B008
+    out: str | Path | None = None,
+    resume: bool = False,
+    watch: Callable[[Round], None] = lambda record: None,
+    show: Callable[[str], None] = log.info,
+    config: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> Result:
+    """All rounds with devices that join over MQTT. resume: go on with the run in `out`, if there is one."""
+    resume = resume and out is not None and (Path(out) / "config.json").exists()
+    roll = Roll(service.num_clients)
+
+    def greet(device: str, payload: bytes) -> tuple[tuple[int, ...], bool]:
+        said = from_json(Hello, payload)
+        if said.device != device:
+            raise Refused(f"it calls itself {said.device[:80]}")
+        if said.here or device in roll.devices:
+            roll.add(said)
+        here = said.here and said.ready == post.federation
+        if here != (device in post.here):
+            listed = ", ".join(str(client.id) for client in said.clients)
+            show(f"{device} {'is here' if here else 'is gone'}: clients {listed}")
+        return tuple(client.id for client in said.clients), here
+
+    post = Mqtt(broker, service.name, greet)
+    try:
+        gather(roll, post, patience, show)
+        facts = roll.facts
+        chosen, federation, safety, usual = choose(method, protocol, facts.name, facts.shape, settings)
+        check(federation)
+        network = model if model is not None else usual
+        identity = read_config(Path(out))["deployment"]["federation"] if resume and out else secrets.token_hex(16)
+        made = network_for(network, facts, federation.seed, head)
+        dtype = dtype_of(facts)
+        deal = Agreement(
+            chosen, made, roll.clients, facts.shape, dtype, roll.splits, federation.seed, service.compress, identity
+        )
+        name = network if isinstance(network, str) else None
+        announce(post, deal, facts, federation, name, head)
+        clients = Remote(deal, roll.census, post, patience, safety.max_left_out)
+        about = {
+            **(config or {}),
+            "network": {"name": name, "head": head},
+            "data": roll.about(),
+            "deployment": {"federation": identity, **asdict(service), "devices": devices(roll)},
+        }
+        result = drive(clients, None, federation, safety, out, resume, watch, about)
+        post.over()
+        return result
+    finally:
+        post.close()
+
+
+def gather(roll: Roll, post: Mqtt, patience: Patience, show: Callable[[str], None]) -> None:
+    """Until every client has a device."""
+    end, told = time.monotonic() + patience.wait, -1
+    while not roll.full:
+        if len(roll.owner) != told:
+            told = len(roll.owner)
+            show(f"waiting for devices: {told} of {roll.clients} clients are there")
+        if time.monotonic() > end:
+            missing = ", ".join(map(str, roll.missing[:20]))
+            raise CoterieError(f"nobody came with the clients {missing} in {patience.wait:g} s (--wait)")
+        post.receive(1.0)
+
+
+def network_for(network: str | nn.Module, facts: Facts, seed: int, head: str | None) -> Model:
+    made = build(network, facts.shape, facts.classes, seed) if isinstance(network, str) else network
+    return make_model(made, facts.shape, facts.classes, facts.transform, head)
+
+
+def announce(
+    post: Mqtt, deal: Agreement, facts: Facts, federation: Settings, network: str | None, head: str | None
+) -> None:
+    start = deal.start_message()
+    brief = Brief(
+        deal.federation,
+        deal.digest,
+        checksum(start),
+        {"name": deal.method.title, **asdict(deal.method)},
+        network,
+        head,
+        deal.clients,
+        federation.rounds,
+        deal.splits,
+        deal.seed,
+        deal.compress,
+        facts,
+    )
+    post.announce(deal.federation, to_json(brief), start, deal.most_answer)
+
+
+def check(federation: Settings) -> None:
+    if federation.new_clients:
+        raise CoterieError("new clients are met in simulation; a device may join a federation of its own")
+
+
+def devices(roll: Roll) -> dict[str, list[int]]:
+    return {device: [client.id for client in said.clients] for device, said in sorted(roll.devices.items())}
