@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import ipaddress
 import os
 from datetime import UTC, datetime, timedelta
@@ -40,6 +41,8 @@ use_identity_as_username true
 allow_anonymous false
 acl_file {folder}/rights.acl
 max_queued_messages 0
+# who reads the keys; only of use if it is started as root
+user {user}
 """
 
 
@@ -52,7 +55,7 @@ def make_certificates(folder: Path, devices: list[str], host: str, port: int, da
         made = [] if (folder / "ca.key").exists() else [make(folder, "ca", None, (), days)]
         new = [name for name in ("broker", "server", *devices) if not (folder / f"{name}.key").exists()]
         made += [make(folder, name, folder, (host, "localhost") if name == "broker" else (), days) for name in new]
-        settings = SETTINGS.format(folder=folder.resolve(), port=port, host=host)
+        settings = SETTINGS.format(folder=folder.resolve(), port=port, host=host, user=getpass.getuser())
         for name, text in (("rights.acl", RIGHTS), ("mosquitto.conf", settings)):
             if not (folder / name).exists():
                 (folder / name).write_text(text, encoding="utf-8")
