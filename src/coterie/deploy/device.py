@@ -13,7 +13,7 @@ from coterie.core import order, tree
 from coterie.core.local import Data
 from coterie.core.samples import FederatedData, Split
 from coterie.deploy.store import Store
-from coterie.network.letters import LOST, Agreement, version
+from coterie.network.letters import LOST, Agreement
 from coterie.network.wire import Header, Refused
 
 log = logging.getLogger("coterie")
@@ -39,18 +39,17 @@ class Device:
         header, tensors = self.agreement.open_letter(own, shared)
         if header.client not in self.ids:
             raise Refused(f"client {header.client} is not on this device")
-        made = version(header, shared, own)
-        if self.sent.get(header.client, ("", b""))[0] == made:
+        if self.sent.get(header.client, ("", b""))[0] == header.made:
             return self.sent[header.client][1], False
         try:
-            answer = self._act(header, made, tensors)
+            answer = self._act(header, tensors)
         except Trouble as trouble:
             return self.agreement.trouble(header, str(trouble)), True
         except Exception as error:  # of a network or data of the user's; the others shall go on
             log.warning("client %d could not %s: %s: %s", header.client, header.kind, type(error).__name__, error)
             return self.agreement.trouble(header, f"{type(error).__name__}: {error}"), True
         if header.kind == "train":
-            self.sent[header.client] = made, answer
+            self.sent[header.client] = header.made, answer
         return answer, False
 
     def personal(self, client: int) -> dict[str, Any] | None:
@@ -61,12 +60,12 @@ class Device:
             return None
         return {"state": state, "down": tree.fill(self.agreement.forms.down, kept[1])}
 
-    def _act(self, header: Header, made: str, tensors: tree.Tree) -> bytes:
-        client, turn = header.client, Turn(header.round, header.rate)
+    def _act(self, header: Header, tensors: tree.Tree) -> bytes:
+        client, made, turn = header.client, header.made, Turn(header.round, header.rate)
         if header.kind == "join":
             told = tree.fill(self.agreement.forms.welcome, tensors)
             self.store.keep(client, made, self._work(Job("join", told=told), client, (), ()))
-            return self.agreement.answer(header, made, {})
+            return self.agreement.answer(header, {})
         state = self._state(client, header.base)
         if state is None:
             raise Trouble(LOST)
@@ -74,14 +73,14 @@ class Device:
         if header.kind == "score":
             self.store.keep_down(client, header.base, tensors)
             self.measured[client] = self._scores(client, state, down)
-            return self.agreement.answer(header, made, self.measured[client])
+            return self.agreement.answer(header, self.measured[client])
         if header.kind == "finish":
             self.store.keep(client, made, self._work(Job("finish", turn=turn), client, state, down))
-            return self.agreement.answer(header, made, {})
-        return self._train(header, made, state, down)
+            return self.agreement.answer(header, {})
+        return self._train(header, state, down)
 
-    def _train(self, header: Header, made: str, state: Any, down: Any) -> bytes:
-        client = header.client
+    def _train(self, header: Header, state: Any, down: Any) -> bytes:
+        client, made = header.client, header.made
         after, up = self._work(Job("train", turn=Turn(header.round, header.rate)), client, state, down)
         if not all(bool(t.isfinite().all()) for t in tree.leaves((after, up)) if t.is_floating_point()):
             raise Trouble("its update is not finite")
@@ -90,7 +89,7 @@ class Device:
         found = tree.flatten({"up": up})
         if header.measure:
             found |= self._scores(client, after, tree.overlay(down, up))
-        return self.agreement.answer(header, made, found)
+        return self.agreement.answer(header, found)
 
     def _scores(self, client: int, state: Any, down: Any) -> tree.Tree:
         """Samples that are right, how many there are, and the mean cross entropy, on each split."""

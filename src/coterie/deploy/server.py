@@ -23,7 +23,7 @@ from coterie.federation import Result, Round, Settings
 from coterie.federation.folder import read_config
 from coterie.methods import AnyMethod
 from coterie.models import build
-from coterie.network.letters import LOSSY, Agreement
+from coterie.network.letters import COMPRESS, Agreement
 from coterie.network.mqtt import Broker
 from coterie.network.wire import Refused, checksum
 
@@ -36,15 +36,15 @@ class Service:
 
     name: str = field(default="federation", metadata={"help": "name of the federation; devices join by it"})
     num_clients: int = field(default=0, metadata={"help": "clients that take part", "flags": ("num-clients", "nc")})
-    compress: str = field(default="none", metadata={"help": "how numbers travel: none, fp16 or bf16 (half the bytes)"})
+    compress: str = field(default="none", metadata={"help": "messages: none, zstd, fp16, bf16, fp16+zstd or bf16+zstd"})
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
             raise CoterieError(f"'{self.name}' is no name for a federation: letters, digits, '-', '_' and '.' only")
         if self.num_clients < 1:
             raise CoterieError("how many clients take part? Say it with --num-clients")
-        if self.compress not in LOSSY:
-            raise unknown("way to compress", self.compress, LOSSY)
+        if self.compress not in COMPRESS:
+            raise unknown("way to compress", self.compress, COMPRESS)
 
 
 def serve(
@@ -103,6 +103,8 @@ def serve(
         }
         result = drive(clients, None, federation, safety, out, resume, watch, about)
         post.over()
+        received, sent = post.traffic
+        show(f"on the wire: {sent / 1e6:.2f} MB sent, {received / 1e6:.2f} MB received (compress: {service.compress})")
         return result
     finally:
         post.close()

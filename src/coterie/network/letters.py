@@ -21,12 +21,14 @@ from coterie.core.local import Data
 from coterie.core.method import Census, Method
 from coterie.core.model import Model
 from coterie.core.samples import Transform
+from coterie.network.squeeze import expand, squeeze
 from coterie.network.wire import PROTOCOL, Header, Refused, Schema, body, check_finite, checksum, peek, seal, unseal
 
 AnyMethod = Method[Any, Any, Any, Any]
 LOST = "what it remembered is not there any more"
 NOTHING = Schema(())
-LOSSY = {"none": None, "fp16": torch.float16, "bf16": torch.bfloat16}
+LOSSY = {"fp16": torch.float16, "bf16": torch.bfloat16}
+COMPRESS = ("none", "zstd", "fp16", "bf16", "fp16+zstd", "bf16+zstd")
 
 
 class Forms(NamedTuple):
@@ -47,7 +49,7 @@ class Letter(NamedTuple):
 
 
 class Said(NamedTuple):
-    """A letter or an answer that was let in."""
+    """A letter or an answer that was let in. A letter names what it makes."""
 
     header: Header
     tensors: tree.Tree
@@ -64,7 +66,7 @@ class Agreement:
     dtype: torch.dtype
     splits: tuple[str, ...]  # that clients can be measured on
     seed: int
-    compress: str = "none"  # fp16 or bf16: how floating-point numbers travel
+    compress: str = "none"  # how messages travel, one of COMPRESS
     federation: str = ""  # which one
 
     @cached_property
@@ -134,7 +136,7 @@ class Agreement:
         return seal(self._header("start"), tree.flatten(self.model.start), self.start)
 
     def shared_message(self, down: Any) -> bytes:
-        return seal(self._header("shared"), tree.flatten(down), self.shared)
+        return self._pack(seal(self._header("shared"), tree.flatten(down), self.shared))
 
     def letter(self, header: Header, tensors: tree.Tree, shared: bytes = b"") -> Letter:
         """A letter. What it makes is the version of what the client remembers then, if it is to change that."""
@@ -142,14 +144,14 @@ class Agreement:
         given = {**header._asdict(), "schema": self.digest, "federation": self.federation}
         given["shared"] = checksum(shared) if shared else ""
         own = seal(Header(**given), tensors, schema)
-        given["made"] = version(Header(**given), shared, own)
-        return Letter(own, shared, Header(**given))
+        given["made"] = self._version(Header(**given), shared, own)
+        return Letter(self._pack(own), shared, Header(**given))
 
-    def answer(self, to: Header, made: str, tensors: tree.Tree) -> bytes:
-        return seal(self._header(to.kind, to)._replace(made=made), tensors, self.answer_schema(to))
+    def answer(self, to: Header, tensors: tree.Tree) -> bytes:
+        return self._pack(seal(self._header(to.kind, to)._replace(made=to.made), tensors, self.answer_schema(to)))
 
     def trouble(self, to: Header, reason: str) -> bytes:
-        return seal(self._header("trouble", to)._replace(note=reason), {}, NOTHING)
+        return self._pack(seal(self._header("trouble", to)._replace(note=reason), {}, NOTHING))
 
     def answer_schema(self, to: Header) -> Schema:
         """What an answer to this letter must have."""
@@ -159,24 +161,28 @@ class Agreement:
 
     def header_of(self, own: bytes) -> Header:
         """Of a letter, on the client's side."""
-        return self._which(own)[0]
+        return self._which(self._unpack(own, self.most_letter))[0]
 
     def open_letter(self, own: bytes, shared: bytes) -> Said:
         """On the client's side: a letter, checked."""
+        own = self._unpack(own, self.most_letter)
         header, schema = self._which(own)
         if header.shared != (checksum(shared) if shared else ""):
             raise Refused("the part that all are sent alike is not the one that the letter names")
         tensors = unseal(own, schema, self.forms.welcome if header.kind == "join" else None)
+        header = header._replace(made=self._version(header, shared, own))
         if header.kind == "join":
             return Said(header, tensors)
         if self.shared.entries:
-            if peek(shared, self.shared).kind != "shared":
+            plain = self._unpack(shared, self.shared.most)
+            if peek(plain, self.shared).kind != "shared":
                 raise Refused("the part that all are sent alike is something else")
-            tensors |= unseal(shared, self.shared)
+            tensors |= unseal(plain, self.shared)
         return Said(header, {name: tensors[name].to(t.dtype) for name, t in tree.items(self.forms.down)})
 
     def open_answer(self, message: bytes, to: Header) -> Said:
         """On the server's side: the answer to this letter, checked. A client's trouble is an answer too."""
+        message = self._unpack(message, self.most_answer)
         header, schema = self._first(message, self.answer_schema(to), NOTHING)
         self._check(header)
         if header.client != to.client:
@@ -202,7 +208,22 @@ class Agreement:
 
     @property
     def _lossy(self) -> torch.dtype | None:
-        return LOSSY[self.compress]
+        return LOSSY.get(self.compress.removesuffix("+zstd"))
+
+    @property
+    def _squeezed(self) -> bool:
+        return self.compress.endswith("zstd")
+
+    def _pack(self, message: bytes) -> bytes:
+        return squeeze(message) if self._squeezed else message
+
+    def _unpack(self, message: bytes, most: int) -> bytes:
+        return expand(message, most) if self._squeezed else message
+
+    def _version(self, header: Header, shared: bytes, own: bytes) -> str:
+        """Of what a client remembers after this letter; where it remembers nothing new, a name for the letter."""
+        said = (header.schema, header.base, header.kind, str(header.client), str(header.round), repr(header.rate))
+        return checksum(*said, checksum(shared), body(own))
 
     def _header(self, kind: str, to: Header | None = None) -> Header:
         """to: the letter that is answered."""
@@ -236,9 +257,3 @@ class Agreement:
             raise Refused("it belongs to another federation")
         if header.schema != self.digest:
             raise Refused("method, model or settings are not those of this federation")
-
-
-def version(header: Header, shared: bytes, own: bytes) -> str:
-    """Of what a client remembers after this letter; where it remembers nothing new, a name for the letter."""
-    said = (header.schema, header.base, header.kind, str(header.client), str(header.round), repr(header.rate))
-    return checksum(*said, body(shared) if shared else b"", body(own))

@@ -87,8 +87,8 @@ class Schema:
 
     @property
     def most(self) -> int:
-        """Bytes of the longest message of this form."""
-        return LENGTH + len(self.table) + MOST_HEADER + self.size
+        """Bytes of the longest message of this form, also of one that zstd could not make smaller."""
+        return LENGTH + len(self.table) + MOST_HEADER + self.size + self.size // 128
 
     @cached_property
     def digest(self) -> str:
