@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test slow check bench clean
+.PHONY: demo test slow check docs bench clean
 
 demo: .venv/installed
 	$(BIN)/coterie demo
@@ -18,6 +18,10 @@ check: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/coterie ledger --check
+
+docs: .venv/docs  # a site in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: .venv/dev
 	$(BIN)/python -m benchmarks
@@ -29,6 +33,10 @@ bench: .venv/dev
 
 .venv/dev: .venv/installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .[dev]
+	touch $@
+
+.venv/docs: .venv/installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .[docs]
 	touch $@
 
 clean:

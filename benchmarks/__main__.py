@@ -23,8 +23,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
 
 from benchmarks import tables
-from benchmarks.machine import load
-from benchmarks.machine import provenance as provenance  # benchmarks.table looks for it here
+from benchmarks.machine import load, provenance
 from benchmarks.ours import measure, whole
 from benchmarks.roofline import peaks
 from benchmarks.sweep import POINTS, base, sweep

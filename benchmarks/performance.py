@@ -1,4 +1,4 @@
-"""The tables and plots of docs/performance.md, and the README's sentence on speed, from benchmarks/results.
+"""The tables and plots of docs/performance.md, and the READMEs' sentence on speed, from benchmarks/results.
 
 python -m benchmarks.performance          write them
 python -m benchmarks.performance --check  fail if they are not what the files say
@@ -7,7 +7,6 @@ python -m benchmarks.performance --check  fail if they are not what the files sa
 from __future__ import annotations
 
 import json
-import re
 import sys
 import textwrap
 from pathlib import Path
@@ -17,6 +16,7 @@ from benchmarks import tables
 from benchmarks.plot import plot
 from benchmarks.sweep import NAMES
 from coterie.core.model import PRECISIONS
+from coterie.ledger import renewed
 from coterie.recipes import find
 from coterie.results import Shelf
 
@@ -149,16 +149,26 @@ def first(results: Results) -> str:
 
 def sentence(found: dict[str, Results]) -> str:
     """For the README."""
-    clauses = []
-    for results in found.values():
-        if name := first(results):
-            entry = results["workloads"][name]
-            times = [f"{way['times_as_fast']:.1f} ({title})" for title, way in entry["ways"].items()]
-            clauses.append(f"{' and '.join(times)} on {entry['machine']}")
-    if not clauses:
-        return ""
-    text = f"One FedPAC round of 20 clients, in times as fast as a plain loop over modules: {'; '.join(clauses)}."
+    text = "; ".join(f"{' and '.join(f'{x:.1f} ({way})' for way, x in ways.items())} on {m}" for m, ways in fast(found))
+    text = f"One FedPAC round of 20 clients, in times as fast as a plain loop over modules: {text}."
     return textwrap.fill(text, 118, initial_indent="  ", subsequent_indent="  ").strip()
+
+
+def sentence_zh(found: dict[str, Results]) -> str:
+    """For the README in Chinese."""
+    terms = {"looped, 2 processes": "两个进程", "looped, 1 process": "一个进程", "x86_64, 2 cores": "x86_64（2 核）"}
+    terms |= {"NVIDIA H200": "NVIDIA H200 "} | {f"batched, {kind}": f"成批，{kind}" for kind in PRECISIONS}
+    text = "；".join(
+        f"在 {terms.get(m, m)}上为 {'、'.join(f'{x:.1f} 倍（{terms.get(way, way)}）' for way, x in ways.items())}"
+        for m, ways in fast(found)
+    )
+    return f"20 个客户端的一轮 FedPAC，与逐个模块的朴素循环相比的速度：{text}。"
+
+
+def fast(found: dict[str, Results]) -> list[tuple[str, dict[str, float]]]:
+    """Machine, and for every way how many times as fast as a plain loop it is."""
+    entries = [results["workloads"][name] for results in found.values() if (name := first(results))]
+    return [(e["machine"], {title: way["times_as_fast"] for title, way in e["ways"].items()}) for e in entries]
 
 
 def picture_name(machine: str, what: str) -> str:
@@ -173,16 +183,6 @@ def picture(sweep: dict[str, Any]) -> str:
     return plot(f"{sweep['machine']}: one FedPAC round", sweep["across"], "seconds", curves)
 
 
-def renewed(page: str, texts: dict[str, str]) -> str:
-    """The page with what stands between its marks replaced."""
-    for name, text in texts.items():
-        mark = re.compile(rf"(<!-- {name} -->).*?(<!-- end -->)", re.S)
-        page, count = mark.subn(lambda found, text=text: f"{found[1]}{text}{found[2]}", page)  # type: ignore[misc]
-        if count != 1:
-            sys.exit(f"the mark <!-- {name} --> is there {count} times")
-    return page
-
-
 def pages() -> dict[Path, str]:
     found, docs = load(), ROOT / "docs"
     texts = {
@@ -194,15 +194,17 @@ def pages() -> dict[Path, str]:
         "tried": tried(),
     }
     wanted = {
-        docs / "performance.md": {name: f"\n{text}\n" for name, text in texts.items()},
+        docs / "performance.md": {name: f"\n\n{text}\n\n" for name, text in texts.items()},
         ROOT / "README.md": {"speed": sentence(found)},
+        ROOT / "README.zh.md": {"speed": sentence_zh(found)},
     }
     pictures = {
         docs / picture_name(machine, what): picture(sweep)
         for machine, results in found.items()
         for what, sweep in results["sweeps"].items()
     }
-    return {path: renewed(path.read_text(encoding="utf-8"), marks) for path, marks in wanted.items()} | pictures
+    made = {path: renewed(path.read_text(encoding="utf-8"), marks, path.name) for path, marks in wanted.items()}
+    return made | pictures
 
 
 def main() -> None:

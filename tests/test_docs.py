@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks.ledger import pages
 from coterie.catalogue import markdown
+from coterie.cli import main
 from tests import toy
 
-DOCS = Path(__file__).parent.parent / "docs"
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
 
 
 def blocks(page: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(encoding="utf-8"), re.S | re.M)
-
-
-def test_tables_of_results_are_those_of_the_files() -> None:
-    """If this fails: python -m benchmarks.ledger"""
-    for path, page in pages().items():
-        assert path.read_text(encoding="utf-8") == page
 
 
 def test_the_method_on_the_page_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,3 +50,103 @@ def test_the_examples_run(tmp_path: Path) -> None:
 def test_the_table_of_methods_is_the_codes() -> None:
     """If this fails: coterie methods --markdown > docs/methods.md"""
     assert (DOCS / "methods.md").read_text(encoding="utf-8") == markdown()
+
+
+def test_the_start_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (DOCS / "index.md").read_text(encoding="utf-8")
+    found = re.findall(r"^```(\w*)\n(.*?)^```", page, re.S | re.M)
+    assert [kind for kind, _ in found] == ["sh", "sh", "sh", "python"]
+    for kind, content in found:
+        if kind == "python":
+            Path("page.py").write_text(content, encoding="utf-8")
+            runpy.run_path("page.py")
+            continue
+        for line in content.splitlines():
+            program, command, *flags = shlex.split(line)
+            assert program == "coterie"
+            shorter = ["--rounds", "1", "--processes", "1"] if command in ("run", "compare") else []
+            main([command, *flags, *shorter])  # of two equal flags the last one counts
+    assert {"runs", "hospitals.html", "switzerland.safetensors"} <= {path.name for path in tmp_path.iterdir()}
+
+
+# The README in two languages.
+
+
+def readme(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def code(page: str) -> list[str]:
+    """Blocks of code without their comments."""
+    found = re.findall(r"^```\w*\n(.*?)^```", page, re.S | re.M)
+    return [re.sub(r" *#.*", "", block) for block in found]
+
+
+def table_rows(page: str) -> list[str]:
+    """Of all tables, without their headers."""
+    bodies = re.findall(r"^\|[-:|]+\|\n((?:\|.*\n)+)", page, re.M)
+    return [row for body in bodies for row in body.splitlines()]
+
+
+def test_both_readmes_say_the_same() -> None:
+    english, chinese = readme("README.md"), readme("README.zh.md")
+    assert len(code(english)) == 4
+    assert code(english) == code(chinese)
+    assert len(table_rows(english)) == 4 + 7
+    assert table_rows(english) == table_rows(chinese)
+    for found in (r"^#+ ", r"\]\((docs/[^)]*)\)", r"<!-- \w+ -->", r"\d+\.\d+", r"(?<=\*\*).*?\*\*"):
+        counted = [len(re.findall(found, page, re.M)) for page in (english, chinese)]
+        assert counted[0] == counted[1] > 0, found
+    assert sorted(re.findall(r"\d+\.\d+", english)) == sorted(re.findall(r"\d+\.\d+", chinese))
+    assert "(README.zh.md)" in english.split("\n\n")[1]
+    assert "(README.md)" in chinese.split("\n\n")[1]
+
+
+# Links and the site.
+
+
+@pytest.mark.parametrize("page", [*ROOT.glob("README*.md"), *DOCS.glob("*.md")], ids=lambda path: path.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        assert not target.startswith(("http:", "/")), target
+        if target.startswith("https:"):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.is_file(), target
+        if page.parent == DOCS:
+            assert linked.is_relative_to(DOCS), f"{target} is not part of the site"
+        assert not anchor or anchor in anchors(linked), target
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_page_is_on_the_site() -> None:
+    yaml = pytest.importorskip("yaml")
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    assert {page for entry in nav for page in entry.values()} == {path.name for path in DOCS.glob("*.md")}
+
+
+def test_the_site_is_built_and_asks_nobody(tmp_path: Path) -> None:
+    """`make docs` installs what it needs."""
+    pytest.importorskip("mkdocs")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (built.returncode, built.stdout, built.stderr) == (0, "", "")
+    pages = list(tmp_path.glob("*.html"))
+    assert {"index.html", "results.html"} <= {page.name for page in pages}
+    asked = r"<(?:script|link|img|iframe)[^>]*(?:src|href)=\"?(?:https?:)?//[^>]*|url\(\"?(?:https?:)?//[^)]*"
+    for path in (*pages, *tmp_path.rglob("*.css")):
+        assert re.findall(asked, path.read_text(encoding="utf-8")) == [], path
+    assert "<td" in (tmp_path / "results.html").read_text(encoding="utf-8")

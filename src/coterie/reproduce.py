@@ -19,7 +19,7 @@ from coterie.core.errors import CoterieError, unknown
 from coterie.core.samples import FederatedData
 from coterie.data import at_hand, divide, federate, load, transform
 from coterie.federation import Round
-from coterie.recipes import Plan, Recipe, Row, Value
+from coterie.recipes import Plan, Published, Recipe, Row, Value
 from coterie.results import Shelf, accuracies, describe, hardware, outcome
 from coterie.significance import Spread
 from coterie.tables import Table
@@ -177,7 +177,8 @@ def beside(recipe: Recipe, rows: Sequence[Row], found: Found, rounds: int | None
             for measure in recipe.measures:
                 point = recipe.point(row, measure)
                 scores = [outcome(c, point, recipe.report, recipe.average) for c in found[row.name, value].values()]
-                numbers = line(recipe, row, value, measure, [s for s in scores if s is not None], reduced)
+                printed = row.published.get(value, {}).get(measure)
+                numbers = line(printed, [s for s in scores if s is not None], reduced)
                 settings = [str(setting) for _, setting in value]
                 lines.append([row.name, *settings, *([measure] if several else []), *numbers, point])
     taken = {"last": "of the last round", "best": "of the best round", "mean of last 10": "mean of the last ten rounds"}
@@ -201,24 +202,36 @@ def beside(recipe: Recipe, rows: Sequence[Row], found: Found, rounds: int | None
     return Table(title, [*header, "verdict", "seeds", "read at"], lines, " ".join(note))
 
 
-def line(recipe: Recipe, row: Row, value: Value, measure: str, scores: list[float], reduced: bool) -> list[str]:
-    printed = row.published.get(value, {}).get(measure)
-    published = "-" if printed is None else f"{printed.mean:.2f}"
-    if printed is not None and printed.std is not None:
-        published += f" ± {printed.std:.2f}"
+class Comparison(NamedTuple):
+    """One cell of a table: the paper's number and ours, in percent."""
+
+    published: Published | None
+    ours: Spread | None  # None: not run
+    difference: float | None
+    verdict: str
+
+
+def compared(published: Published | None, scores: Sequence[float], reduced: bool = False) -> Comparison:
     if not scores:
-        return [published, "-", "-", "-", "-", "not run", "0"]
+        return Comparison(published, None, None, "not run")
     ours = Spread.of(scores)
-    difference = None if printed is None else ours.mean - printed.mean
-    if reduced:
-        verdict = "reduced"
-    elif difference is None:
-        verdict = "-"
-    else:
-        verdict = f"within {NEAR}" if abs(difference) <= NEAR + 1e-9 else "off"
-    shown = "-" if difference is None or reduced else f"{difference:+.2f}"
-    spread = ["-" if v is None else f"{v:.2f}" for v in (ours.std, ours.half)]
-    return [published, f"{ours.mean:.2f}", *spread, shown, verdict, str(len(scores))]
+    if reduced or published is None:
+        return Comparison(published, ours, None, "reduced" if reduced else "-")
+    difference = ours.mean - published.mean
+    return Comparison(published, ours, difference, f"within {NEAR}" if abs(difference) <= NEAR + 1e-9 else "off")
+
+
+def published_text(published: Published | None) -> str:
+    if published is None:
+        return "-"
+    return f"{published.mean:.2f}" + (f" ± {published.std:.2f}" if published.std is not None else "")
+
+
+def line(published: Published | None, scores: Sequence[float], reduced: bool) -> list[str]:
+    found = compared(published, scores, reduced)
+    numbers = ("-", "-", "-") if found.ours is None else ["-" if v is None else f"{v:.2f}" for v in found.ours]
+    difference = "-" if found.difference is None else f"{found.difference:+.2f}"
+    return [published_text(published), *numbers, difference, found.verdict, str(len(scores))]
 
 
 def tests(recipe: Recipe, rows: Sequence[Row], found: Found, value: Value, measure: str) -> list[Table]:

@@ -10,6 +10,7 @@ import platform
 import re
 import subprocess
 import time
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -42,10 +43,10 @@ class Shelf:
 
     def find(self, plan: Plan, seed: int) -> dict[str, Any] | None:
         """The result of this training. A setting that did not exist when it was made is as it is by default."""
-        wanted, usual = (json.loads(json.dumps(settings)) for settings in (plan.settings, plan.usual))
+        fits = asked_by(plan)
         for path in sorted(self.folder.glob(f"*/*-seed{seed}-*.json")):
             content = read(path, path.stat().st_mtime_ns)
-            if content is not None and content.get("seed") == seed and covers(content.get("settings"), wanted, usual):
+            if content is not None and content.get("seed") == seed and fits(content):
                 return content
         return None
 
@@ -73,6 +74,12 @@ def read(path: Path, changed: int) -> dict[str, Any] | None:
         log.warning("%s cannot be read; its training is run again", path)
         return None
     return content if isinstance(content, dict) else None
+
+
+def asked_by(plan: Plan) -> Callable[[dict[str, Any]], bool]:
+    """Whether a result is one of this training."""
+    wanted, usual = (json.loads(json.dumps(settings)) for settings in (plan.settings, plan.usual))
+    return lambda content: covers(content.get("settings"), wanted, usual)
 
 
 def covers(made: Any, wanted: Any, usual: Any) -> bool:

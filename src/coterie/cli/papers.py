@@ -1,8 +1,9 @@
-"""Commands about the papers' tables and figures, and about reports: recipes, reproduce, report."""
+"""Commands about the papers' tables and figures, and about reports: recipes, reproduce, ledger, report."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from coterie.cli.flags import MakeCommand, add_flags, add_format, asked_for, given
@@ -19,6 +20,11 @@ def add_commands(command: MakeCommand, argv: list[str]) -> None:
     recipes.add_argument("--json", action="store_true", help="print JSON")
     reproduce = command("reproduce", do_reproduce, "run a recipe, and put its numbers beside the published ones")
     add_reproduce_flags(reproduce)
+    ledger = command("ledger", do_ledger, "write the tables of docs/results.md and the READMEs from files of results")
+    ledger.add_argument(
+        "--check", action="store_true", help="write nothing; exit with 1 if a page is not what they say"
+    )
+    ledger.add_argument("--results", metavar="FOLDER", default="benchmarks/results", help="(benchmarks/results)")
     if asked_for(argv, "reproduce"):
         from coterie.api import Execution
 
@@ -80,6 +86,30 @@ def do_reproduce(chosen: argparse.Namespace) -> None:
     tables.show(report(recipe, rows, shelf, chosen.seeds, rounds), format)
     if wrong:
         raise CoterieError("; ".join(wrong))
+
+
+def do_ledger(chosen: argparse.Namespace) -> None:
+    from coterie.core.errors import CoterieError
+    from coterie.ledger import Files, differences, pages
+
+    files, changed = Files(Path(chosen.results)), False
+    if left := files.in_no_table():
+        reason = "other settings than their recipe's, or one more of the same training"
+        print(f"coterie: {len(left)} results are in no table ({reason}), such as {left[0]}", file=sys.stderr)
+    for path, (old, new) in pages(files, Path()).items():
+        if old == new:
+            continue
+        changed = True
+        if hasattr(chosen, "check"):
+            print(f"{path} is not what {chosen.results} says: {'; '.join(differences(old, new))}")
+            continue
+        try:
+            path.write_text(new, encoding="utf-8")
+        except OSError as error:
+            raise CoterieError(f"cannot write {path}: {error.strerror}") from None
+        print(path)
+    if changed and hasattr(chosen, "check"):
+        sys.exit(1)
 
 
 def do_report(chosen: argparse.Namespace) -> None:

@@ -1,0 +1,186 @@
+"""A folder of results, every file of it checked when it is read."""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from coterie.core.errors import CoterieError
+from coterie.recipes import Recipe, Row, Value, find, read_recipe, recipes
+from coterie.recipes.keys import Keys, fitting
+from coterie.results import asked_by, outcome
+
+TEXTS = ("recipe", "method", "date", "precision")
+NESTED = (("hardware", "machine", str), ("libraries", "torch", str), ("seconds", "total", float))
+
+
+class Reading(NamedTuple):
+    """One training, and where a cell of a table reads it."""
+
+    content: dict[str, Any]
+    point: str
+
+    def score(self, recipe: Recipe) -> float | None:
+        return outcome(self.content, self.point, recipe.report, recipe.average)
+
+
+class Early(NamedTuple):
+    """A file from before there were recipes: many methods on one setting, in the same terms as a result."""
+
+    trainings: dict[str, dict[str, Any]]  # method -> result
+    rows: dict[str, dict[str, list[str]]]  # recipe -> row -> method, point
+
+
+class Files:
+    """`RECIPE/*.json` as `coterie reproduce` leaves them, `RECIPE.yaml` of recipes that do not come with Coterie, and
+    `*.json` with cells, from before there were recipes."""
+
+    def __init__(self, folder: Path) -> None:
+        if not folder.is_dir():
+            raise CoterieError(f"there is no folder {folder}; name that of the results with --results")
+        self.folder = folder
+        self.results = {path: checked(path) for path in sorted(folder.glob("*/*.json"))}
+        self.alike: dict[str, list[dict[str, Any]]] = {}  # by their kind
+        for content in self.results.values():
+            self.alike.setdefault(kind(content["settings"]), []).append(content)
+        loaded = {path: load(path) for path in sorted(folder.glob("*.json"))}
+        self.early = {p.stem: early(p, c) for p, c in loaded.items() if isinstance(c, dict) and "cells" in c}
+        self.own = {path.stem: path for path in folder.glob("*.yaml") if path.name != "findings.yaml"}
+        self.recipe = cache(self._recipe)
+        self._check_recipes()
+
+    def _recipe(self, name: str) -> Recipe:
+        if name in self.own:
+            return read_recipe(self.own[name])
+        return next((recipe for recipe in recipes() if recipe.id == name), None) or find(name)
+
+    def _check_recipes(self) -> None:
+        named = [(path, content["recipe"]) for path, content in self.results.items()]
+        named += [(self.folder / f"{name}.json", recipe) for name, early in self.early.items() for recipe in early.rows]
+        for path, recipe in named:
+            try:
+                self.recipe(recipe)
+            except CoterieError as error:
+                raise CoterieError(f"{path}: {error}") from None
+
+    @property
+    def recipes(self) -> list[Recipe]:
+        """Those with results of their own, as `coterie recipes` lists them; then others."""
+        named = {content["recipe"] for content in self.results.values()}
+        named |= {recipe for early in self.early.values() for recipe in early.rows}
+        order = [*(recipe.id for recipe in recipes()), *self.own]
+        return sorted(map(self.recipe, named), key=lambda recipe: order.index(recipe.id))
+
+    def readings(self, recipe: Recipe, row: Row, value: Value, measure: str) -> list[Reading]:
+        """By seed; those of early files only where there are no others."""
+        plan = recipe.plan(row, value)
+        fits, made = asked_by(plan), dict[int, dict[str, Any]]()
+        for content in self.alike.get(kind(plan.settings), ()):
+            if fits(content):
+                made.setdefault(content["seed"], content)
+        if made:
+            return [Reading(made[seed], recipe.point(row, measure)) for seed in sorted(made)]
+        found = []
+        for early in self.early.values():
+            if row.name in early.rows.get(recipe.id, {}):
+                method, point = early.rows[recipe.id][row.name]
+                found.append(Reading(early.trainings[method], point))
+        return found
+
+    def in_no_table(self) -> list[Path]:
+        """Results with other settings than those of their recipe, such as reduced rounds, and copies of others."""
+        shown = {
+            id(reading.content)
+            for recipe in self.recipes
+            for row in recipe.rows
+            for value in recipe.values
+            for reading in self.readings(recipe, row, value, next(iter(recipe.measures)))
+        }
+        return [path for path, content in self.results.items() if id(content) not in shown]
+
+
+def kind(settings: dict[str, Any]) -> str:
+    """Dataset and method; a plan asks for results of one kind only."""
+    method = settings.get("method")
+    return f"{settings.get('dataset')}, {method.get('name') if isinstance(method, dict) else method}"
+
+
+def load(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CoterieError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def checked(path: Path) -> dict[str, Any]:
+    """A result that has all that a table shows."""
+    content = load(path)
+    try:
+        keys = Keys("", content)
+        for name in TEXTS:
+            keys.take(name, str)
+        keys.take("seed", int)
+        keys.take("commit", str | None)
+        keys.take("settings", dict)
+        for name, inner, kind in NESTED:
+            Keys(f"{name}: ", keys.take(name, dict)).take(inner, kind)
+        for point, curve in keys.take("history", dict).items():
+            check_curve(f"history: {point}: ", curve)
+        for point, last in keys.take("last", dict).items():
+            check_last(f"last: {point}: ", last)
+    except CoterieError as error:
+        raise CoterieError(f"{path}: {error}") from None
+    return dict(content)
+
+
+def check_curve(where: str, curve: Any) -> None:
+    keys = Keys(where, curve)
+    rounds, *columns = (keys.take(name, list) for name in ("round", "clients", "samples"))
+    for column in columns:
+        if len(column) != len(rounds):
+            raise CoterieError(f"{where}{len(rounds)} rounds, but {len(column)} accuracies")
+        for share in column:
+            if share is not None and not 0 <= fitting(f"{where}accuracy", share, float) <= 1:
+                raise CoterieError(f"{where}accuracy {share} is not between 0 and 1")
+
+
+def check_last(where: str, last: Any) -> None:
+    keys = Keys(where, last)
+    clients, correct, total = (keys.take(name, tuple[int, ...]) for name in ("client", "correct", "total"))
+    if not len(clients) == len(correct) == len(total) or any(k > n for k, n in zip(correct, total, strict=True)):
+        raise CoterieError(f"{where}must have as many correct as clients, and none above its total")
+
+
+def early(path: Path, content: dict[str, Any]) -> Early:
+    try:
+        found = Early({c["method"]: as_result(content, c) for c in content["cells"]}, content.get("rows", {}))
+        for rows in found.rows.values():
+            for name, (method, point) in rows.items():
+                if point not in found.trainings[method]["history"]:
+                    raise CoterieError(f"rows: {name}: {method} was not measured at {point}")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CoterieError(f"{path}: not a table of runs: {error!r}") from None
+    except CoterieError as error:
+        raise CoterieError(f"{path}: {error}") from None
+    return found
+
+
+def as_result(about: dict[str, Any], cell: dict[str, Any]) -> dict[str, Any]:
+    """One run in the terms of a result. Its curves are in percent with two digits, its ends are not rounded."""
+    ends = {point: [*(a / 100 for a in cell["curves"].get(point, [])[:-1]), end] for point, end in cell["last"].items()}
+    if not all(0 <= share <= 1 and math.isfinite(share) for curve in ends.values() for share in curve):
+        raise CoterieError(f"{cell['method']} has accuracies that are not between 0 and 1")
+    return {
+        **{name: cell[name] for name in ("method", "seed", "commit", "seconds")},
+        "date": about["date"],
+        "early": True,
+        "precision": "not recorded",
+        "partition": about["partition"],
+        "hardware": {"machine": about["machine"]},
+        "libraries": {"torch": about["torch"], "python": about["python"]},
+        "history": {point: {"clients": curve} for point, curve in ends.items()},
+        "last": {},
+    }

@@ -1,0 +1,60 @@
+"""The pages that hold what the ledger makes, between marks: <!-- name --> ... <!-- end -->."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from coterie.core.errors import CoterieError
+from coterie.ledger import readme
+from coterie.ledger.files import Files
+from coterie.ledger.findings import Findings
+from coterie.ledger.sections import section
+
+
+def blocks(files: Files) -> dict[str, dict[str, str]]:
+    """Page -> mark -> what belongs there."""
+    findings = Findings(files)
+    tables = "\n\n".join(filter(None, (section(files, recipe, findings.notes) for recipe in files.recipes)))
+    shown = {dataset for recipe in files.recipes for dataset in recipe.datasets}  # these have their note by their table
+    notes = "\n".join(f"- {note}" for dataset, note in findings.notes.items() if dataset not in shown)
+    return {
+        "docs/results.md": {"tables": tables, "findings": findings.as_list(), "notes": notes},
+        **{page: readme.blocks(files, words) for page, words in readme.WORDS.items()},
+    }
+
+
+def pages(files: Files, root: Path) -> dict[Path, tuple[str, str]]:
+    """Every page as it is, and as the files have it."""
+    found = {}
+    for name, texts in blocks(files).items():
+        path = root / name
+        try:
+            page = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise CoterieError(f"{path}: {reason}; call this in the folder that holds README.md and docs/") from None
+        found[path] = page, renewed(page, {mark: f"\n\n{text}\n\n" for mark, text in texts.items()}, str(path))
+    return found
+
+
+def renewed(page: str, texts: Mapping[str, str], where: str) -> str:
+    """The page with what stands between its marks replaced."""
+    for name, text in texts.items():
+        parts = re.split(rf"<!-- {re.escape(name)} -->.*?<!-- end -->", page, flags=re.S)
+        if len(parts) != 2:
+            raise CoterieError(f"{where}: the mark <!-- {name} --> ... <!-- end --> is there {len(parts) - 1} times")
+        page = f"<!-- {name} -->{text}<!-- end -->".join(parts)
+    return page
+
+
+def differences(old: str, new: str) -> list[str]:
+    """Headings of the parts in which two versions of a page differ."""
+    before, after = by_heading(old), by_heading(new)
+    return [heading for heading in {**after, **before} if before.get(heading) != after.get(heading)]
+
+
+def by_heading(page: str) -> dict[str, str]:
+    parts = re.split(r"^#+ (.*)$", page, flags=re.M)
+    return dict(zip(["the beginning", *parts[1::2]], parts[::2], strict=True))

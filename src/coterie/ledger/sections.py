@@ -1,0 +1,139 @@
+"""One section for each recipe with results: where they come from, and the published numbers beside ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from coterie.ledger.files import Files, Reading
+from coterie.recipes import Recipe, Row, Value
+from coterie.reproduce import Comparison, compared, published_text
+from coterie.results import outcome
+from coterie.significance import Spread
+from coterie.tables import Table, markdown
+
+POINTS = {"before": "pre", "after": "post", "global": "global"}  # columns of what was measured beside the number
+
+
+class Cell(NamedTuple):
+    """One number of a recipe, with all trainings that it is made from."""
+
+    recipe: Recipe
+    row: Row
+    value: Value
+    measure: str
+    readings: list[Reading]
+
+    @property
+    def comparison(self) -> Comparison:
+        published = self.row.published.get(self.value, {}).get(self.measure)
+        scores = [reading.score(self.recipe) for reading in self.readings]
+        return compared(published, [s for s in scores if s is not None])
+
+    def mean(self, point: str) -> float | None:
+        """Measured at another point than that of the table."""
+        found = [outcome(r.content, point, self.recipe.report, self.recipe.average) for r in self.readings]
+        scores = [s for s in found if s is not None]
+        return Spread.of(scores).mean if scores else None
+
+
+def cells(files: Files, recipe: Recipe) -> list[Cell]:
+    return [
+        Cell(recipe, row, value, measure, files.readings(recipe, row, value, measure))
+        for row in recipe.rows
+        for value in recipe.values
+        for measure in recipe.measures
+    ]
+
+
+def origin(content: Mapping[str, Any]) -> dict[str, str]:
+    """Where a result comes from."""
+    hardware = content["hardware"]
+    cores = f" ({hardware['cores']} CPU cores)" if hardware.get("cores") else ""
+    return {
+        "commit": content["commit"] or "not known",
+        "hardware": hardware["machine"] + cores,
+        "precision": content["precision"],
+        "torch": content["libraries"]["torch"],
+        "measured": content["date"],
+        "partition": f"`{str(content.get('partition'))[:12]}`",
+    }
+
+
+def origins(cells: Iterable[Cell]) -> dict[str, list[str]]:
+    """Every kind of origin -> all that occur."""
+    found = [origin(r.content) for cell in cells for r in cell.readings]
+    return {name: list(dict.fromkeys(o[name] for o in found)) for name in found[0]} if found else {}
+
+
+def seeds(cells: Iterable[Cell]) -> str:
+    return ", ".join(map(str, sorted({r.content["seed"] for cell in cells for r in cell.readings})))
+
+
+def ours_text(found: Comparison) -> str:
+    """The mean, and half of its 95 % interval where there are several seeds."""
+    if found.ours is None:
+        return "-"
+    return f"{found.ours.mean:.2f}" + ("" if found.ours.half is None else f" ± {found.ours.half:.2f}")
+
+
+def section(files: Files, recipe: Recipe, notes: Mapping[str, str]) -> str:
+    """Heading, origin, table; `notes` are by dataset. Nothing if nothing was run."""
+    every = cells(files, recipe)
+    if not (made := [cell for cell in every if cell.comparison.ours]):
+        return ""
+    told = origins(made)
+    differ = [name for name, values in told.items() if len(values) > 1 and name != "partition"]
+    lines = [dict(columns(cell, differ)) for cell in made]
+    shown = [name for name in lines[0] if any(line[name] != "-" for line in lines)]
+    table = Table("", shown, [[line[name] for name in shown] for line in lines])
+    same = ", ".join(f"{name} {values[0]}" for name, values in told.items() if len(values) == 1)
+    parts = [
+        f"## {recipe.id}: {recipe.paper}, {recipe.place}",
+        f"{about(recipe, made)} {same}.{not_run(every, made)}",
+        markdown(table).strip().split("\n", 2)[2],  # without its title
+        *(notes[dataset] for dataset in recipe.datasets if dataset in notes),
+    ]
+    return "\n\n".join(parts)
+
+
+def about(recipe: Recipe, made: list[Cell]) -> str:
+    plans = [recipe.plan(cell.row, cell.value) for cell in made]
+
+    def all_of(name: str, values: Iterable[Any]) -> str:
+        return f"{', '.join(map(str, sorted(set(values))))} {name}"
+
+    trained = [all_of("clients", (p.clients for p in plans)), all_of("rounds", (p.federation.rounds for p in plans))]
+    return f"Recipe `{recipe.id}`: {', '.join(recipe.datasets)}, {', '.join(trained)}; seed {seeds(made)};"
+
+
+def not_run(every: list[Cell], made: list[Cell]) -> str:
+    run = {cell.row.name for cell in made}
+    left = list(dict.fromkeys(cell.row.name for cell in every if cell.row.name not in run))
+    told = f" Not run: {', '.join(left)}." if left else ""
+    if any(r.content.get("early") for cell in made for r in cell.readings):
+        told += " From before there were recipes, by the same partition and settings."
+    return told
+
+
+def columns(cell: Cell, differ: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Name and text of every column; `differ`: what of the origin is not the same in all rows."""
+    found = cell.comparison
+    yield "method", cell.row.name
+    for name, setting in cell.value:
+        yield name, str(setting)
+    if len(cell.recipe.measures) > 1:
+        yield "measure", cell.measure
+    yield "published", published_text(found.published)
+    yield "ours", ours_text(found)
+    yield "difference", "-" if found.difference is None else f"{found.difference:+.2f}"
+    yield "verdict", found.verdict
+    yield "seeds", str(len(cell.readings))
+    yield "read at", cell.readings[0].point
+    for name, point in POINTS.items():
+        mean = cell.mean(point)
+        yield name, "-" if mean is None else f"{mean:.2f}"
+    yield "seconds", f"{Spread.of([r.content['seconds']['total'] for r in cell.readings]).mean:.0f}"
+    told = origins([cell])
+    for name in differ:
+        yield name, ", ".join(told[name])
