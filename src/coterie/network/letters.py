@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from coterie.core import order, tree
+from coterie.core.around import Around
 from coterie.core.local import Data
 from coterie.core.method import Census, Method
 from coterie.core.model import Model
@@ -126,7 +127,7 @@ class Agreement:
     def digest(self) -> str:
         """Of everything that is said here."""
         parts = (self.start, self.welcome, self.shared, self.own, self.up, self.scores)
-        told = {"method": self.method.title, "settings": asdict(self.method), "seed": self.seed, "m": self.clients}
+        told = {"method": settings(self.method), "seed": self.seed, "clients": self.clients}
         network = f"{self.model.encoder}\n{self.model.head}\n{self.model.mean.tolist()} {self.model.std.tolist()}"
         content = json.dumps(told, default=str, sort_keys=True)
         return checksum(str(PROTOCOL), self.federation, content, network, *(schema.digest for schema in parts))
@@ -257,3 +258,11 @@ class Agreement:
             raise Refused("it belongs to another federation")
         if header.schema != self.digest:
             raise Refused("method, model or settings are not those of this federation")
+
+
+def settings(method: AnyMethod) -> dict[str, Any]:
+    """Of a method and of those that it is around; not their keys."""
+    plain = {f.name: getattr(method, f.name) for f in fields(method)}
+    found = {name: value for name, value in plain.items() if isinstance(value, int | float | str | tuple | None)}
+    found |= {"kind": type(method).__name__, "train": asdict(method.train)}
+    return found | {"inner": settings(method.inner)} if isinstance(method, Around) else found
