@@ -263,6 +263,6 @@ class Agreement:
 def settings(method: AnyMethod) -> dict[str, Any]:
     """Of a method and of those that it is around; not their keys."""
     plain = {f.name: getattr(method, f.name) for f in fields(method)}
-    found = {name: value for name, value in plain.items() if isinstance(value, int | float | str | tuple | None)}
+    found: dict[str, Any] = {n: v for n, v in plain.items() if isinstance(v, int | float | str | tuple | None)}
     found |= {"kind": type(method).__name__, "train": asdict(method.train)}
     return found | {"inner": settings(method.inner)} if isinstance(method, Around) else found
