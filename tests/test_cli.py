@@ -80,7 +80,9 @@ def test_json_is_all_that_is_printed(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     table = json.loads(done.stdout)
     assert [o["method"] for o in table["outcomes"]] == ["Local", "FedAvg", "FedAvg-FT"]  # two of one run
-    assert sorted(p.name for p in (tmp_path / "c").iterdir()) == ["compare.json", "fedavg-seed0", "local-seed0"]
+    assert sorted(p.name for p in (tmp_path / "c").iterdir()) == [
+        "command.json", "compare.json", "fedavg-seed0", "local-seed0",
+    ]  # fmt: skip
 
 
 def test_names_that_users_of_the_field_know(tmp_path: Path) -> None:

@@ -26,12 +26,13 @@ from coterie.data import federate as gather
 from coterie.data.own import Reading, is_path, read_own
 from coterie.federation import History, Result, Round, Safety, Settings, federate
 from coterie.federation.checkpoint import Checkpoints, checksum
-from coterie.federation.folder import Folder
+from coterie.federation.folder import Folder, summarise
 from coterie.federation.newcomers import keep_out, meet
 from coterie.federation.stopping import Stopped, stoppable
 from coterie.methods import METHODS, VARIANTS, AnyMethod
 from coterie.models import build
 from coterie.protocols import method_preset, preset
+from coterie.trackers import Tracker, Tracking, make_trackers
 from coterie.version import VERSION
 
 
@@ -224,6 +225,7 @@ def run(
     out: str | Path | None = None,
     resume: bool = False,
     watch: Callable[[Round], None] = lambda record: None,
+    track: str | Sequence[str] = (),
     head: str | None = None,
     protocol: str = "pac",
     config: Mapping[str, Any] | None = None,
@@ -233,12 +235,16 @@ def run(
 
     method: a name or a method. model: a name, a network or a Model; the protocol's if not given. clients: their
     data, by default the shipped Fashion-MNIST. where: looped, batched, auto, or an Execution. out: a folder to
-    leave the run in. resume: the folder is there, and its run goes on where it was stopped. head: name of the
-    network's head, where it is not the last module. settings: rounds, seed, ... of Settings, checkpoint_every, ... of
+    leave the run in. resume: the folder is there, and its run goes on where it was stopped. watch: sees every round.
+    track: tensorboard, wandb, mlflow, or several of them. head: name of the network's head, where it is not the last
+    module. settings: rounds, seed, ... of Settings, checkpoint_every, ... of
     Safety, lr, epochs, ... of Sgd, and the method's own; what is not given is as in the protocol's paper.
     """
     if resume and out is None:
         raise CoterieError("which run is to be resumed? Give its folder as `out`")
+    if track and out is None:
+        raise CoterieError("what is tracked goes into the folder of the run: give one as `out`")
+    trackers = make_trackers(track) if track else []
     data = clients if clients is not None else load_clients(protocol=protocol)
     method, federation, safety, usual_model = choose(method, protocol, data.name, data.shape, settings)
     name = None  # by which the network can be built again
@@ -255,7 +261,7 @@ def run(
     newcomers = place(method, model, strangers, federation.seed, nearby) if strangers else None
     try:
         told = {**(config or {}), "network": {"name": name, "head": head}, "execution": asdict(how)}
-        return drive(placed, newcomers, federation, safety, out, resume, watch, told)
+        return drive(placed, newcomers, federation, safety, out, resume, watch, told, trackers)
     except KeyboardInterrupt as stop:
         if not isinstance(stop, Stopped):
             placed.abandon()
@@ -296,6 +302,7 @@ def drive(
     resume: bool,
     watch: Callable[[Round], None],
     config: Mapping[str, Any],
+    trackers: Sequence[Tracker] = (),
 ) -> Result:
     if out is None:
         return train(clients, newcomers, settings, watch, max_left_out=safety.max_left_out)
@@ -305,6 +312,7 @@ def drive(
     data, counts = about["data"], clients.census.class_counts
     drawn = portrait(data["name"], partition and partition.name, counts, data["class_names"])
     checkpoints = Checkpoints(folder.path / "checkpoint", clients, about, safety.checkpoint_every)
+    tracking = Tracking(trackers, folder.path, about)
     at_once = False
     try:
         with stoppable() as asked:
@@ -312,30 +320,34 @@ def drive(
             def restore(server: Any) -> tuple[Any, History]:
                 server, history = checkpoints.restore(server) if resume else (server, History())
                 folder.begin(counts, partition, drawn, history)
+                tracking.begin(history)
                 return server, history
 
             def note(record: Round) -> None:
                 folder.add(record)
+                tracking.add(record)
                 watch(record)
 
             def between(server: Any, history: History) -> None:
                 stop = asked()
-                checkpoints.after(server, history, now=stop)
+                checkpoints.after(server, history, now=stop > 0)
                 if clients.elsewhere:
                     checkpoints.settle()  # their devices keep what the last rounds made, not more
                 if stop:
                     checkpoints.close()
                     goes_on = f"goes on after round {checkpoints.saved}" if checkpoints.saved else "begins it again"
-                    raise Stopped(f"stopped after round {len(history)}; `coterie resume {folder.path}` {goes_on}")
+                    how = f"`coterie resume {folder.path}` {goes_on}"
+                    raise Stopped(f"stopped after round {len(history)}; {how}", stop)
 
             result = train(
                 clients, newcomers, settings, note, restore=restore, between=between, max_left_out=safety.max_left_out
             )
             folder.finish(result)
+            tracking.end(summarise(result))
             checkpoints.close()
             checkpoints.remove()
-            if asked():
-                raise Stopped(f"the run in {folder.path} was at its end, and is finished")
+            if stop := asked():
+                raise Stopped(f"the run in {folder.path} was at its end, and is finished", stop)
             return result
     except CoterieError as error:
         checkpoints.close()
@@ -346,6 +358,7 @@ def drive(
         raise
     finally:
         checkpoints.close(wait=not at_once)
+        tracking.close()
         folder.close()
 
 

@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coterie.core.errors import unknown
+from coterie.federation import History
+from coterie.federation.history import Outcome
+from coterie.methods import METHODS, VARIANTS
 from coterie.significance import Spread, holm, wilcoxon
 from coterie.tables import Table
 
@@ -13,6 +16,40 @@ Accuracies = Mapping[tuple[int, int], float]  # (seed, client) -> accuracy, 0..1
 NEW = {"new_pre": "new: before", "new_post": "new: after", "new_global": "new: global"}  # columns for new clients
 COLUMNS = {"± clients": "std", "worst 10 %": "worst10", "before": "pre", "after": "post", "global": "global"}
 COLUMNS |= {"by validation": "best_by_validation", **{name: key for key, name in NEW.items()}}
+
+
+def title(name: str) -> str:
+    """Of a method or variant, as in tables."""
+    return VARIANTS[name][2] if name in VARIANTS else METHODS[name].title
+
+
+def rows_of(
+    name: str, seed: int, history: History, outcomes: Sequence[Outcome], seconds: float
+) -> list[dict[str, Any]]:
+    """What a run of this method or variant comes to, one row for each number that it reports."""
+    base, changes, _ = VARIANTS.get(name, (name, {}, ""))
+    last = next(r for r in reversed(history) if ("pre", "test") in r.scores)
+    post = next((r for r in reversed(history) if ("post", "test") in r.scores), last)
+    return [
+        {
+            "method": title(name).replace(METHODS[base].title, o.name, 1) if changes else o.name,
+            "seed": seed,
+            "reported": o.point,
+            **o.last._asdict(),
+            "best_on_test": o.best_on_test,
+            "best_by_validation": o.by_validation,
+            "pre": last.accuracy("pre"),
+            "post": post.accuracy("post"),
+            "global": last.accuracy("global"),
+            **{p: v for r in history for p in NEW if (v := r.accuracy(p)) is not None},
+            "megabytes": round(sum(r.bytes_up + r.bytes_down for r in history) / 1e6, 3),
+            "seconds": round(seconds, 2),
+            "clients": scores.clients[scores.total > 0].tolist(),
+            "accuracies": scores.accuracy[scores.total > 0].tolist(),
+        }
+        for o in outcomes
+        for scores in [list(history.with_point(o.point))[-1].scores[o.point, "test"]]
+    ]
 
 
 def paired_tests(samples: Mapping[str, Accuracies], against: str, title: str) -> Table:

@@ -23,7 +23,11 @@ LONG = [*TINY[:-4], "-jr", "1", "--model", "cnn", "-ls", "100000", "--rounds", "
 
 def begin(*arguments: str | Path) -> subprocess.Popen[str]:
     """In a group of its own, as a terminal starts it."""
-    command = [sys.executable, "-m", "coterie.cli", *map(str, arguments)]
+    return begin_with([], *arguments)
+
+
+def begin_with(before: list[str], *arguments: str | Path) -> subprocess.Popen[str]:
+    command = [*before, sys.executable, "-m", "coterie.cli", *map(str, arguments)]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -66,24 +70,71 @@ def gone(group: int) -> bool:
     return False
 
 
-def test_ctrl_c_ends_the_round_and_resume_goes_on(tmp_path: Path) -> None:
-    """Signalled like by a terminal: the workers get it too."""
-    arguments = ["run", "ditto", *TINY, "--rounds", "80", "--processes", "2", "--out"]
-    run = begin(*arguments, tmp_path / "cut")
-    until(lambda: rounds(tmp_path / "cut") >= 3, run)
-    ctrl_c(run)
+DITTO = ["run", "ditto", *TINY, "--rounds", "50", "--processes", "2", "--out"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was never stopped."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    assert end(begin(*DITTO, out))[0] == 0
+    return out
+
+
+@pytest.mark.parametrize(("number", "times"), [(signal.SIGINT, 1), (signal.SIGTERM, 2), (signal.SIGHUP, 1)])
+def test_a_signal_ends_the_round_and_resume_goes_on(
+    number: signal.Signals, times: int, whole: Path, tmp_path: Path
+) -> None:
+    """Sent to all processes, as terminals and batch schedulers do, and some more than once, as `timeout` does."""
+    cut = tmp_path / "cut"
+    run = begin(*DITTO, cut)
+    until(lambda: rounds(cut) >= 3, run)
+    for _ in range(times):
+        os.killpg(run.pid, number)
     code, errors = end(run)
-    assert code == 130, errors
+    assert code == 128 + number, errors
     assert "Ctrl-C once more stops at once" in errors
-    done = rounds(tmp_path / "cut")
-    assert f"stopped after round {done}; `coterie resume {tmp_path / 'cut'}` goes on after round {done}" in errors
+    done = rounds(cut)
+    assert done < 50
+    assert f"stopped after round {done}; `coterie resume {cut}` goes on after round {done}" in errors
     assert "Traceback" not in errors
-    code, errors = end(begin("resume", tmp_path / "cut"))
+    assert gone(run.pid)
+    code, errors = end(begin("resume", cut))
     assert code == 0, errors
-    code, errors = end(begin("resume", tmp_path / "cut"))
+    assert_same(whole, cut)
+
+
+def test_a_finished_run_is_not_resumed(whole: Path) -> None:
+    code, errors = end(begin("resume", whole))
     assert (code, "is finished" in errors) == (0, True)
-    assert end(begin(*arguments, tmp_path / "whole"))[0] == 0
-    assert_same(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_a_terminal_that_is_closed(tmp_path: Path) -> None:
+    """Its run cannot print any more, and still ends the round and saves."""
+    terminal, side = os.openpty()
+    command = [sys.executable, "-m", "coterie.cli", "run", "ditto", *TINY, "--rounds", "500", "--processes", "2"]
+    run = subprocess.Popen(
+        ["setsid", "--ctty", "--wait", *command, "--out", tmp_path / "r"], stdin=side, stdout=side, stderr=side,
+        text=True, start_new_session=True, env={**os.environ, "TERM": "xterm"},
+    )  # fmt: skip
+    os.close(side)
+    try:
+        until(lambda: rounds(tmp_path / "r") >= 3, run)
+        os.close(terminal)
+        assert run.wait(60) == 128 + signal.SIGHUP
+    finally:
+        run.kill()
+    done = rounds(tmp_path / "r")
+    assert done < 500
+    assert (tmp_path / "r" / "checkpoint" / f"server-{done:06}.safetensors").exists()
+
+
+def test_nohup_is_heeded(tmp_path: Path) -> None:
+    run = begin_with(["nohup"], "run", "ditto", *TINY, "--rounds", "30", "--processes", "2", "--out", tmp_path / "r")
+    until(lambda: rounds(tmp_path / "r") >= 3, run)
+    os.killpg(run.pid, signal.SIGHUP)
+    code, errors = end(run)
+    assert (code, rounds(tmp_path / "r") >= 30) == (0, True), errors
 
 
 def test_the_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:

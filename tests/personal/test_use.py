@@ -226,3 +226,19 @@ def test_commands_speak_json(made: Made, samples: object, tmp_path: Path, capsys
     with pytest.raises(SystemExit):
         main(["evaluate", str(run.path), "--client", "three"])
     assert "numbers such as 3,5; not 'three'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("full_last_round", [False, True])
+@pytest.mark.parametrize("method", ["ditto", "fedrep", "fedper", "apfl", "knn-per"])
+def test_models_lists_what_evaluate_finds(
+    method: str, full_last_round: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever clients remember, and whether or not they train once more after the last round."""
+    data = coterie.load_clients(num_clients=5, local_size=40, test_size=100)
+    how = coterie.Execution(clients="looped", processes=1)
+    settings = {"rounds": 2, "join_ratio": 0.4, "epochs": 2, "lr": 0.1, "full_last_round": full_last_round}
+    coterie.run(method, "mlp", data, where=how, out=tmp_path / "run", **settings)
+    main(["models", str(tmp_path / "run"), "--json"])
+    listed = [client["accuracy"] for client in json.loads(capsys.readouterr().out)]
+    main(["evaluate", str(tmp_path / "run"), "--json"])
+    assert listed == [client["accuracy"] for client in json.loads(capsys.readouterr().out)["clients"]]

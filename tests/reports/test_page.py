@@ -173,6 +173,20 @@ def test_a_folder_of_runs_stands_for_all_of_them(folders: Path) -> None:
     assert [run.method for run in read_all([folders])] == ["Ditto", "FedPAC"]
 
 
+def test_runs_are_looked_for_a_few_levels_deep(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in runs, in links or in hidden folders, and never over a whole disk."""
+    for place in ("b/c", "a", "a/inside", "b/.old/x", "b/c/../deep/1/2"):
+        shutil.copytree(folders / "ditto", tmp_path / place)
+    (tmp_path / "link").symlink_to(folders)
+    (tmp_path / "b" / "round").symlink_to(tmp_path)
+    assert [run.folder.relative_to(tmp_path).as_posix() for run in read_all([tmp_path])] == ["a", "b/c"]
+    with pytest.raises(CoterieError, match=r"is not the folder of a run.* 3 levels"):
+        read_all([tmp_path / "b" / "c" / "models"])
+    monkeypatch.setattr("coterie.reports.finding.MOST_FOLDERS", 2)
+    with pytest.raises(CoterieError, match="more than 2 folders that are no runs; name the folder"):
+        read_all([tmp_path])
+
+
 def test_seeds_are_one_method_and_settings_are_not(folders: Path, tmp_path: Path) -> None:
     for name, change in (("again", {"seed": 1}), ("longer", {"rounds": 9})):
         shutil.copytree(folders / "fedpac", tmp_path / name)

@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(2)
     except KeyboardInterrupt as stop:
         print(f"coterie: {stop or 'stopped'}", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(128 + getattr(stop, "signal", 2))
     except BrokenPipeError:
         sys.stderr.close()
 

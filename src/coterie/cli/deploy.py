@@ -70,8 +70,9 @@ def add_join_flags(parser: argparse.ArgumentParser) -> None:
 
 def do_serve(chosen: argparse.Namespace) -> None:
     from coterie.api import make_method
-    from coterie.cli.train import live_page, title
+    from coterie.cli.train import live_page
     from coterie.clients.remote import Patience
+    from coterie.comparison import title
     from coterie.core.local import Sgd
     from coterie.deploy.server import Service, serve
     from coterie.federation import Safety, Settings

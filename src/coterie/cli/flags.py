@@ -67,6 +67,10 @@ def add_watch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--watch", type=int, metavar="PORT", help="show it live at http://127.0.0.1:PORT")
 
 
+def add_track(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--track", metavar="NAMES", help="log to tensorboard, wandb or mlflow; several with commas")
+
+
 def add_format(parser: argparse.ArgumentParser) -> None:
     from coterie.tables import FORMATS
 

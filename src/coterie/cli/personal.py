@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 FORMS = ("onnx", "torch", "safetensors")
 MEASURED = {
     "pre": "in the last round",
+    "kept": "after the last training of all clients, with what the server sends",
     "finished": "after the final step of the method",
     "new_post": "of the new client, after its training",
 }

@@ -11,7 +11,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from coterie.cli.flags import MakeCommand, add_flags, add_format, add_output, add_watch, asked_for, given
+from coterie.cli.comparisons import (
+    COMMAND,
+    check_data,
+    finished_rows,
+    is_begun,
+    note_command,
+    read_command,
+    write_outcomes,
+)
+from coterie.cli.flags import MakeCommand, add_flags, add_format, add_output, add_track, add_watch, asked_for, given
 
 
 def add_commands(command: MakeCommand, argv: list[str]) -> None:
@@ -19,11 +28,12 @@ def add_commands(command: MakeCommand, argv: list[str]) -> None:
     add_output(demo)
     run = command("run", do_run, "train with one method")
     run.add_argument("method", metavar="METHOD", help="`coterie methods` lists them")
-    resume = command("resume", do_resume, "go on with a run that was stopped, as if it never had been")
-    resume.add_argument("run", metavar="RUN", help="folder of the run")
+    resume = command("resume", do_resume, "go on with a run or comparison that was stopped, as if it never had been")
+    resume.add_argument("run", metavar="RUN", help="folder of the run, or of all runs of the comparison")
     resume.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else")
     resume.add_argument("--data-dir", metavar="FOLDER", help="where the datasets are now")
     add_watch(resume)
+    add_track(resume)
     compare = command("compare", do_compare, "train with several methods on the same data, and compare")
     compare.add_argument("methods", metavar="METHOD", nargs="+")
     compare.add_argument("--seeds", type=int, help="runs of each method, with seeds SEED, SEED + 1, ...")
@@ -47,6 +57,7 @@ def add_run_flags(parser: argparse.ArgumentParser, argv: list[str]) -> None:
         "--model", help="model: cnn, convnet, conv4, akd-cnn, resnet18, linear, mlp, or package.module:Class"
     )
     add_watch(parser)
+    add_track(parser)
     parser.add_argument("--head", metavar="NAME", help="name of the model's head, where it is not its last module")
     for title, kind in (
         ("data", DataSettings),
@@ -75,33 +86,30 @@ def add_method_flags(parser: argparse.ArgumentParser, argv: list[str]) -> None:
 
 
 def do_run(chosen: argparse.Namespace) -> None:
-    runs = train_all(chosen, [chosen.method], seeds=1)
-    if hasattr(chosen, "json"):
-        print(json.dumps(runs, indent=2))
+    train_all(chosen, [chosen.method], seeds=1)
 
 
 def do_resume(chosen: argparse.Namespace) -> None:
     from coterie.api import DataSettings, Execution, load_clients
+    from coterie.comparison import title
     from coterie.core.errors import CoterieError
     from coterie.federation.folder import read_config
 
     run = Path(chosen.run).resolve()
-    config = read_config(run)
-    if (run / "result.json").exists():
+    several = (run / COMMAND).exists()
+    if (run / ("compare.json" if several else "result.json")).exists():
         print(f"{chosen.run} is finished; there is nothing to continue", file=sys.stderr)
         return
-    command = config.get("command")
+    if several:
+        again = recalled(read_command(run), chosen)
+        train_all(again, again.methods, seeds=getattr(again, "seeds", 1), begun=run)
+        return
+    command = read_config(run).get("command")
     if not isinstance(command, dict) or not {"method", "seed", "cwd"} <= command.keys():
         raise CoterieError(
             f"{chosen.run} was not begun by a command; in Python, call coterie.run as it was called, with resume=True"
         )
-    told = {name: tuples(value) for name, value in command.items() if name not in ("json", "watch", "format")}
-    again = argparse.Namespace(**told | vars(chosen))
-    if hasattr(chosen, "data_dir"):
-        again.data_dir = os.path.abspath(chosen.data_dir)
-    if os.path.isdir(again.cwd):
-        os.chdir(again.cwd)  # where its relative paths begin
-        sys.path.insert(0, again.cwd)
+    again = recalled(command, chosen)
     data, quiet = load_clients(**given(again, DataSettings)), hasattr(chosen, "json")
     how = Execution(**given(again, Execution))
     with live_page(again) as page:
@@ -113,15 +121,25 @@ def do_resume(chosen: argparse.Namespace) -> None:
         show(table, 1, title(again.method), "terminal")
 
 
+def recalled(command: dict[str, Any], chosen: argparse.Namespace) -> argparse.Namespace:
+    """What was asked when it began, with what is asked now; the folder is again the one that relative paths mean."""
+    told = {name: tuples(value) for name, value in command.items() if name not in ("json", "watch", "format")}
+    again = argparse.Namespace(**told | vars(chosen))
+    if hasattr(chosen, "data_dir"):
+        again.data_dir = os.path.abspath(chosen.data_dir)
+    if os.path.isdir(again.cwd):
+        os.chdir(again.cwd)
+        sys.path.insert(0, again.cwd)
+    return again
+
+
 def tuples(value: Any) -> Any:
     """As flags are read: JSON knows lists only."""
     return tuple(map(tuples, value)) if isinstance(value, list) else value
 
 
 def do_compare(chosen: argparse.Namespace) -> None:
-    runs = train_all(chosen, chosen.methods, seeds=getattr(chosen, "seeds", 1))
-    if hasattr(chosen, "json"):
-        print(json.dumps(runs, indent=2))
+    train_all(chosen, chosen.methods, seeds=getattr(chosen, "seeds", 1))
 
 
 def do_demo(chosen: argparse.Namespace) -> None:
@@ -131,11 +149,18 @@ def do_demo(chosen: argparse.Namespace) -> None:
     do_compare(argparse.Namespace(**{"methods": METHODS, **vars(chosen)}))
 
 
-def train_all(chosen: argparse.Namespace, names: list[str], seeds: int) -> dict[str, Any]:
-    """Every method with every seed, each training once; the outcomes, and a table for people."""
+def train_all(chosen: argparse.Namespace, names: list[str], seeds: int, begun: Path | None = None) -> None:
+    """Every method with every seed, each training once; the outcomes, and a table for people.
+
+    begun: the folder of a comparison that was stopped; what is there is not run again.
+    """
     from coterie.api import DataSettings, Execution, load_clients, method_name
+    from coterie.comparison import title
     from coterie.core.errors import CoterieError
+    from coterie.federation.disk import lock
+    from coterie.federation.stopping import Stopped
     from coterie.methods import VARIANTS
+    from coterie.trackers import make_trackers
 
     if seeds < 1:
         raise CoterieError(f"seeds must be at least 1, not {seeds}")
@@ -143,37 +168,45 @@ def train_all(chosen: argparse.Namespace, names: list[str], seeds: int) -> dict[
     against = method_name(getattr(chosen, "against", names[-1]))
     if against not in names:
         raise CoterieError(f"{against} is not among the methods that are compared, so nothing can be tested against it")
+    make_trackers(getattr(chosen, "track", ()))  # the same of one whose package is missing
     format = getattr(chosen, "format", "terminal")
     quiet = hasattr(chosen, "json") or format != "terminal"
     data = load_clients(**given(chosen, DataSettings))
     first = getattr(chosen, "seed", 0)
     trainings = list(dict.fromkeys(VARIANTS[n][0] if n in VARIANTS and not VARIANTS[n][1] else n for n in names))
-    base = Path(getattr(chosen, "out", None) or default_folder(names, data.name))
-    if base.exists():
+    base = begun or Path(getattr(chosen, "out", None) or default_folder(names, data.name))
+    if begun is None and base.exists():
         raise CoterieError(f"{base} exists already; name another folder with --out, or remove it")
     many = len(trainings) * seeds > 1
     how = Execution(**given(chosen, Execution))
-    with live_page(chosen) as page:
-        rows = [
-            outcome
-            for name in trainings
-            for seed in range(first, first + seeds)
-            for out in [base / f"{name}-seed{seed}" if many else base]
-            for outcome in train_one(chosen, name, seed, data, how, out, quiet, page)
-        ]
-    table = {"data": data.name, "clients": data.clients, "folder": str(base), "outcomes": rows}
+    if begun:
+        check_data(base, data)
+    elif many:
+        note_command(base, chosen, data)
+    try:
+        with live_page(chosen) as page, lock(base / COMMAND) if many else contextlib.nullcontext():
+            rows = [
+                outcome
+                for name in trainings
+                for seed in range(first, first + seeds)
+                for out in [base / f"{name}-seed{seed}" if many else base]
+                for outcome in (
+                    finished_rows(name, seed, out)
+                    if (out / "result.json").exists()
+                    else train_one(chosen, name, seed, data, how, out, quiet, page, resume=is_begun(out))
+                )
+            ]
+    except Stopped as stop:
+        more = f"; `coterie resume {base}` goes on with all of the comparison" if many else ""
+        raise Stopped(f"{stop}{more}", stop.signal) from None
+    folder = getattr(chosen, "run", str(base))
+    table = {"data": data.name, "clients": data.clients, "folder": folder, "outcomes": rows}
     if many:
-        (base / "compare.json").write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
-    if not hasattr(chosen, "json"):
+        write_outcomes(base, table)
+    if hasattr(chosen, "json"):
+        print(json.dumps(table, indent=2))
+    else:
         show(table, seeds, title(against), format)
-    return table
-
-
-def title(name: str) -> str:
-    """Of a method or variant, as in tables."""
-    from coterie.methods import METHODS, VARIANTS
-
-    return VARIANTS[name][2] if name in VARIANTS else METHODS[name].title
 
 
 def live_page(chosen: argparse.Namespace) -> contextlib.AbstractContextManager[Any]:
@@ -203,11 +236,10 @@ def train_one(
     resume: bool = False,
 ) -> list[dict[str, Any]]:
     from coterie.api import make_method, run
-    from coterie.comparison import NEW
+    from coterie.comparison import rows_of, title
     from coterie.core.local import Sgd
     from coterie.display import watcher
     from coterie.federation import Round, Safety, Settings
-    from coterie.methods import VARIANTS
     from coterie.protocols import preset
 
     kind = type(make_method(name))
@@ -234,34 +266,13 @@ def train_one(
             out=out,
             resume=resume,
             watch=note,
+            track=getattr(chosen, "track", ()),
             head=getattr(chosen, "head", None),
             protocol=protocol,
             config={"command": {**command, "method": name, "seed": seed, "cwd": os.getcwd()}},
             **settings,
         )
-    seconds = time.monotonic() - start
-    last = next(r for r in reversed(result.history) if ("pre", "test") in r.scores)
-    post = next((r for r in reversed(result.history) if ("post", "test") in r.scores), last)
-    return [
-        {
-            "method": title(name).replace(kind.title, o.name, 1) if name in VARIANTS and VARIANTS[name][1] else o.name,
-            "seed": seed,
-            "reported": o.point,
-            **o.last._asdict(),
-            "best_on_test": o.best_on_test,
-            "best_by_validation": o.by_validation,
-            "pre": last.accuracy("pre"),
-            "post": post.accuracy("post"),
-            "global": last.accuracy("global"),
-            **{p: v for r in result.history for p in NEW if (v := r.accuracy(p)) is not None},
-            "megabytes": round(sum(r.bytes_up + r.bytes_down for r in result.history) / 1e6, 3),
-            "seconds": round(seconds, 2),
-            "clients": scores.clients[scores.total > 0].tolist(),
-            "accuracies": scores.accuracy[scores.total > 0].tolist(),
-        }
-        for o in result.outcomes()
-        for scores in [list(result.history.with_point(o.point))[-1].scores[o.point, "test"]]
-    ]
+    return rows_of(name, seed, result.history, result.outcomes(), time.monotonic() - start)
 
 
 def show(table: dict[str, Any], seeds: int, against: str, format: str) -> None:

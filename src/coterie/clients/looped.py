@@ -71,6 +71,7 @@ class Looped(Resident):
             ]
             parts = [unpacked(future.result()) for _, future in shares]
         except BrokenProcessPool:
+            self.kill()  # the others, which the pool asks to end by a signal that they ignore
             raise CoterieError(
                 "a worker process died (out of memory?); try fewer with --processes, or --processes 1 to debug"
             ) from None
@@ -82,9 +83,12 @@ class Looped(Resident):
             self.pool.shutdown(cancel_futures=True)
 
     def abandon(self) -> None:
+        self.kill()
+        self.close()
+
+    def kill(self) -> None:
         for worker in list(self.pool._processes.values()) if self.pool else ():
             worker.kill()
-        self.close()
 
 
 def shares_of(clients: list[int], sizes: tuple[int, ...], workers: int) -> list[Tensor]:
@@ -210,7 +214,8 @@ def sit_down(desk: Desk) -> None:
     global _desk
     _desk = desk
     one_thread()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that has the round
+    for name in {"SIGINT", "SIGTERM", "SIGHUP"} & set(dir(signal)):
+        signal.signal(getattr(signal, name), signal.SIG_IGN)  # for the process that has the round, if sent to all
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody is left behind if that one is killed
 

@@ -16,6 +16,7 @@ POINTS = {
     "pre": "personal model as downloaded, before local training",
     "post": "personal model after local training",
     "finished": "personal model after the final step of the method",
+    "kept": "personal model that is kept where all clients train once more: after that training, as downloaded",
     "global": "the server's model",
     "new_pre": "clients that were not in training, with what the server gives them",
     "new_post": "the same after local training",

@@ -227,6 +227,8 @@ def last_training(server: Any, clients: Clients, settings: Settings, max_left_ou
         answers = sift(returned, turn, max_left_out)
     with clock.time("evaluate"):
         scores = fetched(after_training(clients, downs, returned), answers)
+        if not clients.method.finishes:  # what follows is kept instead
+            scores |= fetched({("kept", split): clients.score(everyone, downs, split) for split in clients.splits})
     return Round(settings.rounds + 1, everyone, absent(answers), scores, 0, tree.size(downs), clock.seconds)
 
 

@@ -29,7 +29,7 @@ from coterie.personal.records import read_class_counts, read_history, table
 
 T = TypeVar("T")
 
-OF_USE = ("finished", "pre", "new_post")  # where the models that are kept were measured; the first that there is
+OF_USE = ("finished", "kept", "pre", "new_post")  # where the models that are kept were measured: the first there is
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from coterie.reports.reading import Run
 
-WORDS = {"pre": "PRE", "post": "POST", "finished": "finished", "global": "global"}  # points of measurement, in short
+WORDS = {"pre": "PRE", "post": "POST", "finished": "finished", "kept": "kept", "global": "global"}  # points, in short
 WORDS |= {"new_pre": "PRE, new clients", "new_post": "POST, new clients", "new_global": "global, new clients"}
 
 

@@ -17,6 +17,7 @@ from coterie.core.errors import CoterieError
 from coterie.data.partition import DAMAGED, Partition
 from coterie.federation.history import POINTS
 from coterie.methods import METHODS
+from coterie.reports.finding import run_folders
 
 Kind = TypeVar("Kind")
 Measures = dict[str, float]  # column of metrics.csv -> value, where there is one
@@ -124,26 +125,8 @@ def whole(value: Any) -> int:
 
 
 def read_all(paths: Iterable[str | Path]) -> list[Run]:
-    """The runs of these folders; a folder of run folders, as `coterie compare` leaves, stands for all in it."""
+    """The runs of these folders; a folder that holds some, as `coterie compare` leaves, stands for all in it."""
     return [read(folder) for path in paths for folder in run_folders(Path(path))]
-
-
-def run_folders(path: Path) -> list[Path]:
-    if not path.exists():
-        raise CoterieError(f"{path}: no such folder; give the folder that `coterie run --out` left")
-    if not path.is_dir():
-        raise CoterieError(f"{path} is a file; give the folder of a run")
-    try:
-        found = [p for p in (path, *sorted(path.iterdir())) if p.is_dir() and is_run(p)]
-    except OSError as error:
-        raise CoterieError(f"{path} cannot be read: {error.strerror}") from None
-    if not found:
-        raise CoterieError(f"{path} is not the folder of a run: it has no config.json and no metrics.csv")
-    return found[:1] if found[0] == path else found
-
-
-def is_run(path: Path) -> bool:
-    return (path / "config.json").is_file() or (path / "metrics.csv").is_file()
 
 
 def read(folder: Path) -> Run:
