@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from coterie.data.own import clients_from
     from coterie.federation import Result
     from coterie.personal.run import load_run
+    from coterie.tuning import tune
 
 __all__ = [
     "CoterieError",
@@ -25,6 +26,7 @@ __all__ = [
     "load_run",
     "make_method",
     "run",
+    "tune",
 ]
 
 _HOMES = {
@@ -32,6 +34,7 @@ _HOMES = {
     "Result": "coterie.federation",
     "clients_from": "coterie.data.own",
     "load_run": "coterie.personal.run",
+    "tune": "coterie.tuning",
 }
 
 

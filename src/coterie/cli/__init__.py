@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def make_parser(argv: list[str]) -> argparse.ArgumentParser:
-    from coterie.cli import deploy, lists, papers, personal, train
+    from coterie.cli import deploy, lists, papers, personal, train, tune
     from coterie.version import VERSION
 
     parser = argparse.ArgumentParser(prog="coterie", description="Personalized federated learning.")
@@ -43,6 +43,6 @@ def make_parser(argv: list[str]) -> argparse.ArgumentParser:
         made.set_defaults(act=act)
         return made
 
-    for group in (train, lists, personal, papers, deploy):
+    for group in (train, tune, lists, personal, papers, deploy):
         group.add_commands(command, argv)
     return parser

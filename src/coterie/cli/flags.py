@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 MakeCommand = Callable[[str, Callable[[argparse.Namespace], None], str], argparse.ArgumentParser]
@@ -17,13 +17,13 @@ def asked_for(argv: list[str], *commands: str) -> bool:
     return bool(argv) and argv[0] in commands
 
 
-def add_flags(parser: argparse.ArgumentParser, title: str, kind: type) -> None:
+def add_flags(parser: argparse.ArgumentParser, title: str, kind: type, leave_out: Collection[str] = ()) -> None:
     group = parser.add_argument_group(title)
     kinds = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
-        if field.name == "train":
+        if field.name == "train" or field.name in leave_out:
             continue
-        long, *short = field.metadata.get("flags", (field.name.replace("_", "-"),))
+        long, *short = flags(field)
         names = [f"--{long}", *(f"-{name}" for name in short)]
         default = "" if field.default in (None, ()) else f" (usually {field.default})"
         options: dict[str, Any] = {
@@ -35,6 +35,25 @@ def add_flags(parser: argparse.ArgumentParser, title: str, kind: type) -> None:
         else:
             options |= {"type": reader(kinds[field.name]), "metavar": long.upper().replace("-", "_")}
         group.add_argument(*names, **options)
+
+
+def flags(field: dataclasses.Field[Any]) -> tuple[str, ...]:
+    """The long flag of a field, then its short ones; without dashes before them."""
+    return tuple(field.metadata.get("flags", (field.name.replace("_", "-"),)))
+
+
+def as_typed(kind: type, values: Mapping[str, Any]) -> list[str]:
+    """The flags that set these of the dataclass's fields."""
+    typed = []
+    for field in dataclasses.fields(kind):
+        value, long = values.get(field.name), flags(field)[0]
+        if isinstance(value, bool):
+            typed.append(f"--{long}" if value else f"--no-{long}")
+        elif isinstance(value, tuple):
+            typed.append(f"--{long}={','.join(f'{start}:{factor}' for start, factor in value)}")
+        elif value is not None:
+            typed.append(f"--{long}={value}")
+    return typed
 
 
 def reader(kind: Any) -> Callable[[str], Any]:

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -48,16 +49,23 @@ def add_commands(command: MakeCommand, argv: list[str]) -> None:
 
 
 def add_run_flags(parser: argparse.ArgumentParser, argv: list[str]) -> None:
+    add_output(parser)
+    add_watch(parser)
+    add_track(parser)
+    add_setting_flags(parser)
+    if parser.prog.endswith("run"):
+        add_method_flags(parser, argv)
+
+
+def add_setting_flags(parser: argparse.ArgumentParser, leave_out: Collection[str] = ()) -> None:
+    """Those of model, data, training, federation, safety and execution."""
     from coterie.api import DataSettings, Execution
     from coterie.core.local import Sgd
     from coterie.federation import Safety, Settings
 
-    add_output(parser)
     parser.add_argument(
         "--model", help="model: cnn, convnet, conv4, akd-cnn, resnet18, linear, mlp, or package.module:Class"
     )
-    add_watch(parser)
-    add_track(parser)
     parser.add_argument("--head", metavar="NAME", help="name of the model's head, where it is not its last module")
     for title, kind in (
         ("data", DataSettings),
@@ -66,9 +74,7 @@ def add_run_flags(parser: argparse.ArgumentParser, argv: list[str]) -> None:
         ("safety", Safety),
         ("execution", Execution),
     ):
-        add_flags(parser, title, kind)
-    if parser.prog.endswith("run"):
-        add_method_flags(parser, argv)
+        add_flags(parser, title, kind, leave_out)
 
 
 def add_method_flags(parser: argparse.ArgumentParser, argv: list[str]) -> None:
@@ -122,7 +128,7 @@ def do_resume(chosen: argparse.Namespace) -> None:
 
 
 def recalled(command: dict[str, Any], chosen: argparse.Namespace) -> argparse.Namespace:
-    """What was asked when it began, with what is asked now; the folder is again the one that relative paths mean."""
+    """What was asked when it began, but for what is asked now; in the folder that its relative paths mean."""
     told = {name: tuples(value) for name, value in command.items() if name not in ("json", "watch", "format")}
     again = argparse.Namespace(**told | vars(chosen))
     if hasattr(chosen, "data_dir"):

@@ -10,6 +10,10 @@ class CoterieError(Exception):
     """A mistake in what was asked or given. The command line prints it in one line and exits with 2."""
 
 
+class Diverged(CoterieError):
+    """Training came to numbers that are not finite: with these settings it always will."""
+
+
 def unknown(what: str, name: str, known: Iterable[str]) -> CoterieError:
     """The error for a name that does not exist, with the nearest one that does."""
     names = sorted(known)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
@@ -43,7 +44,9 @@ def federate(dataset: Dataset, partition: Partition, validation: float = 0.0, se
     at_train, at_test = (dataset.x_train, dataset.y_train), (dataset.x_test, dataset.y_test)
     if partition.merged:
         at_train = at_test = (torch.cat([at_train[0], at_test[0]]), torch.cat([at_train[1], at_test[1]]))
-    train, held_out = _set_aside(partition.train, validation, seed)
+    out = _drawn(partition.train, validation, seed)
+    train = [part[~mask] for part, mask in zip(partition.train, out, strict=True)]
+    held_out = [part[mask] for part, mask in zip(partition.train, out, strict=True)]
     return FederatedData(
         name=dataset.name,
         classes=len(dataset.classes),
@@ -56,17 +59,47 @@ def federate(dataset: Dataset, partition: Partition, validation: float = 0.0, se
     )
 
 
-def _set_aside(parts: Sequence[Indices], share: float, seed: int) -> tuple[list[Indices], list[Indices]]:
-    """Each part without a random `share` of it, and these shares; the order stays, copies of a sample stay together."""
+def set_aside(data: FederatedData, share: float, seed: int = 0) -> FederatedData:
+    """The same data with a share of everybody's training samples for validation; copies of a sample stay together."""
+    if not 0 < share < 1:
+        raise CoterieError(f"validation is {share}: it must be above 0 and less than 1")
+    masks = _drawn([_copies(data.train.client(i)[0]) for i in range(data.clients)], share, seed)
+    out = torch.from_numpy(np.concatenate(masks))
+    kept, held_out = (
+        Split(data.train.x[chosen], data.train.y[chosen], tuple(int(mask.sum()) for mask in of))
+        for chosen, of in ((~out, [~mask for mask in masks]), (out, masks))
+    )
+    return replace(data, train=kept, validation=held_out)
+
+
+def folded(data: FederatedData) -> FederatedData:
+    """The same data with the validation samples back among everybody's training samples."""
+    if data.validation is None:
+        return data
+    splits = (data.train, data.validation)
+    pairs = [split.client(i) for i in range(data.clients) for split in splits]
+    x, y = (torch.cat([pair[part] for pair in pairs]) for part in (0, 1))
+    sizes = tuple(map(sum, zip(*(split.sizes for split in splits), strict=True)))
+    return replace(data, train=Split(x, y, sizes), validation=None)
+
+
+def _copies(x: Tensor) -> Indices:
+    """(n,) a number for each sample, the same for those that are alike to the last bit."""
+    rows = x.reshape(len(x), -1).contiguous().numpy()
+    return np.unique(rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))), return_inverse=True)[
+        1
+    ].ravel()
+
+
+def _drawn(parts: Sequence[Indices], share: float, seed: int) -> list[npt.NDArray[np.bool_]]:
+    """For each part, where a random `share` of it is; never all of it, and copies of a sample stay together."""
     draw = np.random.default_rng(seed)
-    kept, held_out = [], []
+    masks = []
     for part in parts:
         distinct = draw.permutation(np.unique(part))
         size = min(max(1, round(share * len(distinct))), len(distinct) - 1) if share else 0
-        out = np.isin(part, distinct[:size])
-        kept.append(part[~out])
-        held_out.append(part[out])
-    return kept, held_out
+        masks.append(np.isin(part, distinct[:size]))
+    return masks
 
 
 def _gather(x: Tensor, y: Tensor, parts: Sequence[Indices], partition: Partition) -> Split:

@@ -341,7 +341,7 @@ ALIKE = ("method", "model", "data", "federation", "execution.precision", "execut
          "execution.deterministic", "ran.clients", "ran.device", "ran.coterie", "ran.torch")  # fmt: skip
 
 
-def same(before: Mapping[str, str], now: Mapping[str, str]) -> None:
+def same(before: Mapping[str, str], now: Mapping[str, str], what: str = "run") -> None:
     """An error that names what is not as it was."""
     differ = [
         f"{name} was {before.get(name, 'not set')} and is {now.get(name, 'not set')}"
@@ -350,7 +350,7 @@ def same(before: Mapping[str, str], now: Mapping[str, str]) -> None:
     ]
     if differ:
         more = f", and {len(differ) - 5} more" if len(differ) > 5 else ""
-        raise CoterieError(f"this is not the run that was begun: {'; '.join(differ[:5])}{more}")
+        raise CoterieError(f"this is not the {what} that was begun: {'; '.join(differ[:5])}{more}")
 
 
 def decisive(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from coterie.clients import Answers, Clients, Scores, Turn
 from coterie.clients.base import Returned, send
 from coterie.core import order, tree
-from coterie.core.errors import CoterieError
+from coterie.core.errors import CoterieError, Diverged
 from coterie.federation.history import PATIENCE, History, Round
 
 log = logging.getLogger("coterie")
@@ -180,7 +180,7 @@ def sift(returned: Returned, turn: Turn, max_left_out: float = 1.0) -> Answers:
     answered = len(returned.clients)
     out, asked = len(answers.left_out) + len(answers.silent), answered + len(answers.silent)
     if answered and not len(answers.clients):
-        raise CoterieError(
+        raise Diverged(
             f"round {number}: no client sent a finite update, so training diverged; try a smaller learning rate"
         )
     if not answered or (answers.silent and out > max_left_out * asked):
@@ -189,7 +189,7 @@ def sift(returned: Returned, turn: Turn, max_left_out: float = 1.0) -> Answers:
             f"{max_left_out:g} that may be missing"
         )
     if out > max_left_out * asked:
-        raise CoterieError(
+        raise Diverged(
             f"round {number}: {out} of {asked} clients sent an update that is not finite, more than the share "
             f"of {max_left_out:g} that may be left out; try a smaller learning rate, or another --max-left-out"
         )

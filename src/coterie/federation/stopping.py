@@ -17,9 +17,9 @@ SAID = "\ncoterie: stops after this round; Ctrl-C once more stops at once\n"
 class Stopped(KeyboardInterrupt):
     """Somebody asked for it, and what was reached is saved."""
 
-    def __init__(self, said: str, signal: int) -> None:
+    def __init__(self, said: str = "", by: int = signal.SIGINT) -> None:
         super().__init__(said)
-        self.signal = signal
+        self.signal = by
 
 
 @contextmanager

@@ -1,0 +1,144 @@
+"""What a search comes to: candidates in order, what was not tried, and the one test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coterie.comparison import spread_text
+from coterie.federation.history import POINTS
+from coterie.significance import Spread
+from coterie.tables import Table
+from coterie.tuning.schedule import Ladder
+from coterie.tuning.space import Candidate, shown
+
+UNBIASED = "measured once, after the choice, so the choice has not made it better than it is"
+
+
+@dataclass(frozen=True)
+class Standing:
+    number: int  # of the candidate
+    settings: Candidate
+    accuracies: dict[int, float]  # seed -> accuracy on the validation samples, in 0..1; none, if training diverged
+    rounds: int
+    seconds: float  # of all its trials
+    failed: str | None  # why
+
+    @property
+    def spread(self) -> Spread | None:
+        return Spread.of(list(self.accuracies.values())) if self.accuracies else None
+
+    def told(self) -> dict[str, Any]:
+        mean, std = self.spread[:2] if self.spread else (None, None)
+        return {
+            "settings": self.settings,
+            "mean": mean,
+            "std": std,
+            "accuracies": {str(seed): accuracy for seed, accuracy in self.accuracies.items()},
+            "rounds": self.rounds,
+            "seconds": round(self.seconds, 2),
+            "failed": self.failed,
+        }
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The end of a search. `best` are settings for coterie.run."""
+
+    title: str  # of the method
+    data: str
+    clients: int
+    point: str
+    share: float | None  # of the training samples that were set aside; None: the data came with such samples
+    seeds: Sequence[int]
+    standings: Sequence[Standing]  # best first, those that failed last
+    untried: Sequence[str]  # what the budget did not allow
+    folder: Path
+    test: dict[str, Any] | None  # mean, std, ... over clients of the one run with the best settings
+
+    @property
+    def best(self) -> Candidate:
+        return self.standings[0].settings
+
+    def told(self) -> dict[str, Any]:
+        return {
+            "method": self.title,
+            "data": self.data,
+            "clients": self.clients,
+            "measured": POINTS[self.point],
+            "validation": self.share,
+            "seeds": list(self.seeds),
+            "standings": [{"rank": rank, **s.told()} for rank, s in enumerate(self.standings, 1)],
+            "not_tried": list(self.untried),
+            "best": self.best,
+            "test": self.test,
+            "folder": str(self.folder),
+        }
+
+    def table(self) -> Table:
+        share = "validation samples of their own" if self.share is None else f"{100 * self.share:g} % of the training"
+        over = f"; mean ± standard deviation of {len(self.seeds)} seeds" if len(self.seeds) > 1 else ""
+        note = (
+            f"validation: percent, mean over clients on {share} samples, after the last round, {POINTS[self.point]}"
+            f"{over}. No test sample was used."
+        )
+        rows = [
+            [str(rank), shown(s.settings), cell(s), str(s.rounds), f"{s.seconds:.1f}"]
+            for rank, s in enumerate(self.standings, 1)
+        ]
+        return Table(
+            f"{self.title} on {self.clients} clients of {self.data}",
+            ["rank", "settings", "validation", "rounds", "seconds"],
+            rows,
+            note,
+        )
+
+    def last_words(self) -> list[str]:
+        """Under the table: what failed, what was not tried, and the test."""
+        lines = [f"{shown(s.settings)} failed: {s.failed}" for s in self.standings if s.failed]
+        if self.untried:
+            lines.append(f"The budget ended the search. Not tried: {'; '.join(self.untried)}")
+        if self.test is not None:
+            lines.append(
+                f"Test accuracy of the best setting, trained on all training samples with seed {self.seeds[0]}: "
+                f"{100 * self.test['mean']:.2f} ({UNBIASED})"
+            )
+        return lines
+
+
+def cell(standing: Standing) -> str:
+    return spread_text([100 * a for a in standing.accuracies.values()]) if standing.accuracies else "failed"
+
+
+def ranked(ladder: Ladder, candidates: Sequence[Candidate]) -> list[Standing]:
+    """Those that went on longest first, and of them the best; what was not measured with all seeds is not here."""
+    found = [standing(ladder, number, settings) for number, settings in enumerate(candidates)]
+    return sorted((s for s in found if s is not None), key=order)
+
+
+def order(standing: Standing) -> tuple[bool, int, float]:
+    mean = standing.spread.mean if standing.spread else 0.0
+    return standing.failed is not None, -standing.rounds, -mean
+
+
+def standing(ladder: Ladder, number: int, settings: Candidate) -> Standing | None:
+    own = [trial for trial in ladder.trials.values() if trial.job.candidate == number]
+    seconds, failed = sum(trial.seconds for trial in own), ladder.failed(number)
+    if failed:
+        return Standing(number, settings, {}, max(trial.reached for trial in own), seconds, failed)
+    for rung in reversed(ladder.rungs):
+        if scores := ladder.scores(number, rung.rounds):
+            return Standing(number, settings, scores, rung.rounds, seconds, None)
+    return None
+
+
+def untried(ladder: Ladder, candidates: Sequence[Candidate]) -> list[str]:
+    many = len(ladder.seeds) > 1
+    said = [
+        f"{shown(candidates[job.candidate])}{f', seed {job.seed}' if many else ''} ({job.rounds} rounds)"
+        for job in ladder.untried
+    ]
+    later = ladder.rungs[len(ladder.rungs) - ladder.unclimbed :]
+    return said + [f"then the best {rung.candidates} with {rung.rounds} rounds" for rung in later]
