@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test slow check docs bench clean
+.PHONY: demo test slow wheel check docs bench clean
 
 demo: .venv/installed
 	$(BIN)/coterie demo
@@ -12,6 +12,9 @@ test: .venv/dev
 
 slow: .venv/dev  # minutes of training on real data
 	$(BIN)/python -m pytest -m slow -s
+
+wheel: .venv/dev  # builds it, installs it in an empty environment, runs the demo there
+	$(BIN)/python -m pytest -m wheel
 
 check: .venv/dev
 	$(BIN)/ruff check .

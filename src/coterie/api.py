@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from coterie.clients import Batched, Clients, Looped, Ray, Resident
 from coterie.clients.batched import has_dropout
+from coterie.clients.states import check_folder
 from coterie.core import tree
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.local import Sgd
@@ -173,6 +174,8 @@ def make_network(model: str | nn.Module, data: FederatedData, seed: int, head: s
 def place(method: AnyMethod, model: Model, data: FederatedData, seed: int, how: Execution) -> Resident:
     """The clients, where they are asked to run or where they run fastest."""
     model = replace(model, precision=how.precision)
+    if how.state_dir is not None:
+        check_folder(how.state_dir)
     if how.deterministic:
         be_deterministic(how)
     if how.clients == "ray":
@@ -182,7 +185,7 @@ def place(method: AnyMethod, model: Model, data: FederatedData, seed: int, how: 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        torch.zeros(1, device=device)
+        torch.zeros(1, device=device).cpu()
     except (RuntimeError, AssertionError) as error:
         raise CoterieError(f"device '{device}' cannot be used: {str(error).splitlines()[0]}") from None
     where = how.clients if how.clients != "auto" else fastest(method, model, data, device, how)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,8 @@ def test_not_a_run(tmp_path: Path, made: Made) -> None:
         ("models/client-1.safetensors", None),
         ("models/start.safetensors", None),
         ("models/server.safetensors", b"\x00" * 8),
+        ("models/models.sha256", None),
+        ("models/models.sha256", b"\xff\xfe"),
         ("classes.csv", b"client,0,1\n"),
         ("clients.csv", b"round,client\nx,y\n"),
     ],
@@ -117,8 +120,39 @@ def test_a_cut_file_is_refused(made: Made, tmp_path: Path) -> None:
 def test_models_of_another_method_are_refused(made: Made, tmp_path: Path) -> None:
     path = copy(made("fedrep")[0], tmp_path / "run")
     shutil.copy(made("ditto")[0].path / "models" / "client-0.safetensors", path / "models")
-    with pytest.raises(CoterieError, match="client-0"):
+    with pytest.raises(CoterieError, match=r"client-0.*checksum"):
         load_run(path).personal_model(0)
+    subprocess.run("sha256sum *.safetensors > models.sha256", shell=True, cwd=path / "models", check=True)
+    with pytest.raises(CoterieError, match=r"client-0.*expected|client-0.*missing"):
+        load_run(path).personal_model(0)
+
+
+def test_models_can_be_checked_with_sha256sum(made: Made, tmp_path: Path) -> None:
+    """Every file is in the list, a bit that flips is found there and here, by the name of the file."""
+    path = copy(made("fedrep")[0], tmp_path / "run")
+    models = path / "models"
+
+    def check() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["sha256sum", "--check", "--strict", "models.sha256"],
+            capture_output=True, text=True, cwd=models, env={"LC_ALL": "C"}, check=False,
+        )  # fmt: skip
+
+    good = check()
+    assert good.returncode == 0, good.stderr
+    named = [line.removesuffix(": OK") for line in good.stdout.splitlines()]
+    assert sorted([*named, "models.sha256"]) == sorted(p.name for p in models.iterdir())
+    file = models / "client-3.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1  # the last bit of a weight: a file that can be read as well as before
+    file.write_bytes(content)
+    bad = check()
+    assert bad.returncode != 0
+    assert [line for line in bad.stdout.splitlines() if "FAILED" in line] == ["client-3.safetensors: FAILED"]
+    run = load_run(path)
+    run.personal_model(2)
+    with pytest.raises(CoterieError, match=r"models/client-3\.safetensors.*checksum"):
+        run.personal_model(3)
 
 
 def test_a_network_without_a_name_must_be_given(tmp_path: Path) -> None:

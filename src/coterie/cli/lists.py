@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
 from collections.abc import Sequence
@@ -73,8 +72,6 @@ def do_check(chosen: argparse.Namespace) -> None:
     from coterie.core.errors import CoterieError
     from coterie.data.own import Reading, check, lines
 
-    with contextlib.suppress(AttributeError):  # names of files need not be text that this terminal can show
-        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
         report = check(chosen.path, Reading(**given(chosen, Reading)))
         content, fine = report.as_json(), report.fine

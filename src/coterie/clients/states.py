@@ -134,6 +134,15 @@ def lock(t: Tensor) -> Tensor:
     return t
 
 
+def check_folder(folder: str) -> None:
+    """Whether files can be made there; it is told before anything is computed."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise CoterieError(f"cannot keep what clients remember in the folder {folder}: {error.strerror}") from None
+
+
 def in_file(shape: tuple[int, ...], dtype: torch.dtype, folder: str) -> Tensor:
     """Zeros in a file of this folder. It has no name there, so whatever happens nothing is left behind."""
     size = torch.Size(shape).numel()
@@ -152,5 +161,6 @@ def in_file(shape: tuple[int, ...], dtype: torch.dtype, folder: str) -> Tensor:
         finally:
             os.close(file)
             os.unlink(path)
-    except OSError as error:
-        raise CoterieError(f"cannot keep {count / 1e9:.3f} GB in the folder {folder}: {error.strerror}") from None
+    except (OSError, RuntimeError) as error:  # torch knows only names that are UTF-8
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CoterieError(f"cannot keep {count / 1e9:.3f} GB in the folder {folder}: {reason}") from None

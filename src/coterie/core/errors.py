@@ -18,5 +18,5 @@ def unknown(what: str, name: str, known: Iterable[str]) -> CoterieError:
     """The error for a name that does not exist, with the nearest one that does."""
     names = sorted(known)
     near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
-    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}"
+    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names) or 'none'}"
     return CoterieError(f"unknown {what} '{name}': {hint}")

@@ -18,6 +18,7 @@ from coterie.core.samples import FederatedData, Split
 from coterie.data.datasets import Dataset
 from coterie.data.partition import Indices, Partition
 from coterie.data.scenarios import PARTITIONS
+from coterie.data.settings import at_least
 
 
 def divide(dataset: Dataset, rule: str, **settings: Any) -> Partition:
@@ -35,6 +36,7 @@ def federate(dataset: Dataset, partition: Partition, validation: float = 0.0, se
     """Every client's samples; `validation` is the share of its training samples to set aside, never all of them."""
     if not 0 <= validation < 1:
         raise CoterieError(f"validation is {validation}: it must be at least 0 and less than 1")
+    at_least(0, partition_seed=seed)
     partition.check(dataset.labels)
     for client, part in enumerate(partition.train):
         if len(part) == 0:

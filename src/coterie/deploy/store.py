@@ -9,7 +9,7 @@ from typing import Any
 
 from coterie.core import tree
 from coterie.federation.checkpoint import Damaged, read, write
-from coterie.federation.folder import plain
+from coterie.federation.model_files import plain
 
 log = logging.getLogger("coterie")
 KEPT = 3  # versions of a client: before and after its last training, and one for a server that lost a round

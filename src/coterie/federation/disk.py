@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -33,6 +33,14 @@ def sync(path: Path) -> None:
         os.fsync(file)
     finally:
         os.close(file)
+
+
+def sync_all(paths: Sequence[Path]) -> None:
+    """The same for many: one call writes all that waits, and those for each find nothing left but errors to tell."""
+    if hasattr(os, "sync"):
+        os.sync()
+    for path in paths:
+        sync(path)
 
 
 def lock(path: Path) -> IO[Any]:

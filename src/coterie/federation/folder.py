@@ -7,27 +7,25 @@ import csv
 import json
 import logging
 import math
-import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
-from coterie.core import tree
 from coterie.core.errors import CoterieError
 from coterie.federation.checkpoint import decisive, reason, same
 from coterie.federation.disk import lock, sync, whole
 from coterie.federation.history import POINTS, Round, Summary
+from coterie.federation.model_files import write_models
 from coterie.federation.result import Result
 
 log = logging.getLogger("coterie")
 PHASES = ("send", "train", "receive", "evaluate", "finish")
 COLUMNS = ["round", "participants", "left_out", "bytes_up", "bytes_down", *(f"seconds_{phase}" for phase in PHASES)]
 CLIENT_COLUMNS = ["round", "client", "point", "split", "correct", "total", "accuracy", "loss"]
+ODD = "backslashreplace"  # names of files that are not text are written as \udcff, which JSON reads back
 
 
 class Folder:
@@ -58,7 +56,7 @@ class Folder:
             self.columns = COLUMNS + measured
             self.records: list[Round] = []
             self.behind = False  # whether rounds are missing in the tables, because they could not be written
-            self.log = LogFile(self.path / "log.txt", encoding="utf-8")
+            self.log = LogFile(self.path / "log.txt", encoding="utf-8", errors=ODD)
         except OSError as error:
             self.lock.close()
             raise CoterieError(f"{self.path} cannot be written to: {error.strerror}") from None
@@ -84,7 +82,7 @@ class Folder:
     def write(self, name: str, text: str) -> None:
         """All of it or nothing."""
         with whole(self.path / name) as part:
-            part.write_text(text, encoding="utf-8")
+            part.write_text(text, encoding="utf-8", errors=ODD)
 
     def add(self, record: Round) -> None:
         """A disk that is full does not end the run: the tables are written later, from the start."""
@@ -108,10 +106,10 @@ class Folder:
                 self._tables()
             for name in ("metrics.csv", "clients.csv"):
                 sync(self.path / name)
-            self._models(result)
+            write_models(self.path / "models", result, self.config["data"])
             self._reports(result)
             self.write("result.json", json.dumps(summarise(result), indent=2) + "\n")
-        except (OSError, SafetensorError) as error:
+        except OSError as error:
             raise CoterieError(
                 f"the run has ended, but {self.path} cannot be written to ({reason(error)}); when that is mended, "
                 f"`coterie resume {self.path}` goes on from the last checkpoint"
@@ -151,21 +149,6 @@ class Folder:
         with (self.path / name).open("a", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows(rows)
 
-    def _models(self, result: Result) -> None:
-        models = self.path / "models"
-        shutil.rmtree(models, ignore_errors=True)  # of a run that was stopped while it wrote them
-        models.mkdir()
-        data = self.config["data"]
-        about = {"method": result.method.title, "data": data["name"], "classes": str(data["classes"])}
-        save_file(plain(tree.flatten(result.server)), models / "server.safetensors", about)
-        save_file(plain(tree.flatten(result.model.start)), models / "start.safetensors", about)
-        digits = len(str(max(result.clients, default=0)))
-        for client in result.clients:
-            path = models / f"client-{client:0{digits}}.safetensors"
-            save_file(plain(result.personal_weights(client)), path, {**about, "client": str(client)})
-        for path in (*models.iterdir(), models):
-            sync(path)
-
     def _reports(self, result: Result) -> None:
         reported = {f"{name}/{r.number:05}": t.numpy() for r in result.history for name, t in r.report.items()}
         if reported:
@@ -195,10 +178,6 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise CoterieError(f"{path / 'config.json'} is not the configuration of a run")
     return config
-
-
-def plain(tensors: tree.Tree) -> tree.Tree:
-    return {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
 
 
 def measures(record: Round) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ HINT = (
     "round %d: for %d measured rounds no model was better than guessing the commonest class (%.1f %%); training "
     "diverged, or does not begin: try another learning rate"
 )
+SEEDS = 1 << 63  # how many there are
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,11 @@ class Settings:
             raise CoterieError(f"the share of new clients must be at least 0 and below 1, not {self.new_clients}")
         if self.evaluate_every < 1:
             raise CoterieError(f"rounds between measurements must be at least 1, not {self.evaluate_every}")
+        if not 0 <= self.seed < SEEDS:
+            raise CoterieError(f"the seed must be at least 0 and below {SEEDS}, not {self.seed}")
+        for name, factor in (("decay", self.lr_decay), *((f"factor from round {at} on", f) for at, f in self.lr_steps)):
+            if not 0 <= factor < math.inf:
+                raise CoterieError(f"the learning rate's {name} must be at least 0 and finite, not {factor}")
 
     def rate(self, round: int) -> float:
         """Factor on the learning rate in round 0, 1, ..."""

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from coterie.core.errors import CoterieError, unknown
+from coterie.federation.folder import ODD
 from coterie.personal.run import Run
 from coterie.personal.standalone import OneNetwork, Whole, exported, probe, standalone
 
@@ -96,8 +96,8 @@ def write_safetensors(module: OneNetwork | Whole, run: Run, client: int, path: P
     )
     readme = path.with_suffix(".README.json")
     with whole(path) as part, whole(readme) as beside:
-        save_file({name: t.detach().contiguous().clone() for name, t in weights(module).items()}, part)
-        beside.write_text(json.dumps(told, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        part.write_bytes(save({name: t.detach().contiguous().clone() for name, t in weights(module).items()}))
+        beside.write_text(json.dumps(told, indent=2, ensure_ascii=False) + "\n", encoding="utf-8", errors=ODD)
     return [path, readme]
 
 
@@ -140,5 +140,5 @@ def whole(path: Path) -> Iterator[Path]:
             part = Path(folder) / path.name
             yield part
             os.replace(part, path)
-    except (OSError, RuntimeError, SafetensorError) as error:
+    except (OSError, RuntimeError) as error:
         raise CoterieError(f"{path}: cannot be written ({error})") from None

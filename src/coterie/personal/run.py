@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load
 from torch import Tensor, nn
 
 from coterie.core import order, tree
@@ -21,6 +21,7 @@ from coterie.core.method import Census
 from coterie.core.model import Model, make_model
 from coterie.core.samples import Transform
 from coterie.federation import History, Settings
+from coterie.federation.model_files import SUMS, client_file, read_sums, sha256
 from coterie.federation.result import PersonalModel
 from coterie.methods import AnyMethod
 from coterie.models import build
@@ -167,6 +168,10 @@ class Run:
             return {"state": method.client_finish(self.model, state, down, data), "down": down}
 
     @cached_property
+    def _sums(self) -> dict[str, str]:
+        return self._read(f"models/{SUMS}", lambda: read_sums(self.path / "models"))
+
+    @cached_property
     def _class_counts(self) -> Tensor:
         return self._read("classes.csv", lambda: read_class_counts(self.path / "classes.csv", self.about["clients"]))
 
@@ -188,8 +193,7 @@ class Run:
         return build(told, self.shape, self.classes, self.settings.seed) if isinstance(told, str) else told
 
     def _client_file(self, client: int) -> Path:
-        digits = len(str(max(self.numbers)))
-        return self.path / "models" / f"client-{client:0{digits}}.safetensors"
+        return self.path / "models" / client_file(client, max(self.numbers))
 
     def _size(self, file: Path) -> int:
         if not file.is_file():
@@ -199,7 +203,10 @@ class Run:
     def _tensors(self, name: str) -> tree.Tree:
         path = self.path / "models" / name
         try:
-            return load_file(path)
+            content = path.read_bytes()
+            if sha256(content) != self._sums.get(name):
+                raise self._damaged(f"models/{name}", f"it has another checksum than {SUMS} says")
+            return load(content)
         except FileNotFoundError:
             raise self._damaged(f"models/{name}", "it is not there") from None
         except (OSError, SafetensorError) as error:

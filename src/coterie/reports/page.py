@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from base64 import b64encode
 from collections.abc import Sequence
@@ -37,11 +38,16 @@ PARTS = {
 def write_report(paths: Sequence[str | Path], out: str | Path) -> Path:
     """The report of these run folders: all of the file or nothing of it."""
     path = Path(out)
-    page = report(read_all(paths))
-    part = path.with_name(f".{path.name}.{os.getpid()}")
+    page = report(read_all(paths)).encode(errors="replace")  # a name of a file need not be text
     try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if path.exists() and not path.is_file():  # a device or a pipe: to be written to, not to be replaced
+            path.write_bytes(page)
+            return path
+        part = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            part.write_text(page, encoding="utf-8")
+            part.write_bytes(page)
             os.replace(part, path)
         finally:
             part.unlink(missing_ok=True)
