@@ -18,6 +18,7 @@ from coterie.clients import Batched, Clients, Looped, Ray, Resident
 from coterie.clients.batched import has_dropout
 from coterie.clients.states import check_folder
 from coterie.core import tree
+from coterie.core.around import innermost, innermost_server
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.local import Sgd
 from coterie.core.model import Model, make_model
@@ -32,6 +33,7 @@ from coterie.federation.newcomers import keep_out, meet
 from coterie.federation.stopping import Stopped, stoppable
 from coterie.methods import METHODS, VARIANTS, AnyMethod
 from coterie.models import build
+from coterie.protection import Protection, taken_part
 from coterie.protocols import method_preset, preset
 from coterie.trackers import Tracker, Tracking, make_trackers
 from coterie.version import VERSION
@@ -240,8 +242,8 @@ def run(
     data, by default the shipped Fashion-MNIST. where: looped, batched, auto, or an Execution. out: a folder to
     leave the run in. resume: the folder is there, and its run goes on where it was stopped. watch: sees every round.
     track: tensorboard, wandb, mlflow, or several of them. head: name of the network's head, where it is not the last
-    module. settings: rounds, seed, ... of Settings, checkpoint_every, ... of
-    Safety, lr, epochs, ... of Sgd, and the method's own; what is not given is as in the protocol's paper.
+    module. settings: rounds, seed, ... of Settings, checkpoint_every, ... of Safety, robust, dp, ... of Protection, lr,
+    epochs, ... of Sgd, and the method's own; what is not given is as in the protocol's paper.
     """
     if resume and out is None:
         raise CoterieError("which run is to be resumed? Give its folder as `out`")
@@ -249,7 +251,10 @@ def run(
         raise CoterieError("what is tracked goes into the folder of the run: give one as `out`")
     trackers = make_trackers(track) if track else []
     data = clients if clients is not None else load_clients(protocol=protocol)
-    method, federation, safety, usual_model = choose(method, protocol, data.name, data.shape, settings)
+    names = {f.name for f in fields(Protection)}
+    protection = Protection(**{k: v for k, v in settings.items() if k in names})
+    others = {k: v for k, v in settings.items() if k not in names}
+    method, federation, safety, usual_model = choose(method, protocol, data.name, data.shape, others)
     name = None  # by which the network can be built again
     if not isinstance(model, Model):
         network = model if model is not None else usual_model
@@ -259,11 +264,14 @@ def run(
     known, strangers = (
         keep_out(data, federation.new_clients, federation.seed) if federation.new_clients else (data, None)
     )
+    privacy = guarantee(protection, method, model, federation, known, strangers)
+    method = protection.around(method, model, federation.joining(known.clients), federation.seed)
     placed = place(method, model, known, federation.seed, how)
     nearby = replace(how, clients="auto") if how.clients == "ray" else how  # the cluster is taken by those who train
     newcomers = place(method, model, strangers, federation.seed, nearby) if strangers else None
     try:
         told = {**(config or {}), "network": {"name": name, "head": head}, "execution": asdict(how)}
+        told["protection"] = {} if protection == Protection() else {**asdict(protection), "privacy": privacy}
         return drive(placed, newcomers, federation, safety, out, resume, watch, told, trackers)
     except KeyboardInterrupt as stop:
         if not isinstance(stop, Stopped):
@@ -296,6 +304,24 @@ def choose(
     return method, federation, safety, usual["model"]
 
 
+def guarantee(
+    protection: Protection,
+    method: AnyMethod,
+    model: Model,
+    federation: Settings,
+    known: FederatedData,
+    strangers: FederatedData | None,
+) -> dict[str, Any] | None:
+    """What differential privacy comes to; None where none is asked for. An error if this method cannot have it."""
+    protection.check(method)
+    if not protection.private:
+        return None
+    rounds = taken_part(federation.seed, federation.rounds, known.clients, federation.joining(known.clients))
+    sizes, new = known.train.sizes, strangers.train.sizes if strangers else ()
+    again = federation.full_last_round and federation.join_ratio < 1
+    return protection.guarantee(method, model, known.train.x[:1], (*sizes, *new), (*rounds, *(1 for _ in new)), again)
+
+
 def drive(
     clients: Clients,
     newcomers: Resident | None,
@@ -307,8 +333,10 @@ def drive(
     config: Mapping[str, Any],
     trackers: Sequence[Tracker] = (),
 ) -> Result:
+    privacy = config.get("protection", {}).get("privacy")
     if out is None:
-        return train(clients, newcomers, settings, watch, max_left_out=safety.max_left_out)
+        result = train(clients, newcomers, settings, watch, max_left_out=safety.max_left_out)
+        return replace(result, privacy=privacy)
     about = describe(clients, newcomers, settings, config)
     folder = Folder(out, about, clients.splits, newcomers is not None, resume)
     partition = clients.data.partition if isinstance(clients, Resident) else None
@@ -345,6 +373,7 @@ def drive(
             result = train(
                 clients, newcomers, settings, note, restore=restore, between=between, max_left_out=safety.max_left_out
             )
+            result = replace(result, privacy=privacy)
             folder.finish(result)
             tracking.end(summarise(result))
             checkpoints.close()
@@ -373,10 +402,10 @@ def train(
     if newcomers:
         history.append(meet(server, newcomers, settings))
         note(history[-1])
-    server = tree.apply(lambda t: t.cpu(), server)
+    server = innermost_server(clients.method, tree.apply(lambda t: t.cpu(), server))
     model = replace(clients.model.to("cpu"), precision="fp32")
     data = clients.data if isinstance(clients, Resident) else None
-    return Result(clients.method, model, data, server, clients.states, history)
+    return Result(innermost(clients.method), model, data, server, clients.states, history)
 
 
 def portrait(name: str, rule: str | None, counts: Tensor, names: Sequence[str]) -> str:
@@ -396,9 +425,9 @@ def describe(
     clients: Clients, newcomers: Resident | None, settings: Settings, config: Mapping[str, Any]
 ) -> dict[str, Any]:
     """All that is needed to know, or do again, what was run. config: what to add, or put in the place of it."""
-    cuda = clients.device.type == "cuda"
+    method, cuda = innermost(clients.method), clients.device.type == "cuda"
     told: dict[str, Any] = {
-        "method": {"name": clients.method.title, **asdict(clients.method)},
+        "method": {"name": method.title, **asdict(method)},
         "model": {
             "encoder": str(clients.model.encoder),
             "head": str(clients.model.head),

@@ -24,7 +24,12 @@ def title(name: str) -> str:
 
 
 def rows_of(
-    name: str, seed: int, history: History, outcomes: Sequence[Outcome], seconds: float
+    name: str,
+    seed: int,
+    history: History,
+    outcomes: Sequence[Outcome],
+    seconds: float,
+    privacy: Mapping[str, Any] | None,
 ) -> list[dict[str, Any]]:
     """What a run of this method or variant comes to, one row for each number that it reports."""
     base, changes, _ = VARIANTS.get(name, (name, {}, ""))
@@ -44,6 +49,7 @@ def rows_of(
             **{p: v for r in history for p in NEW if (v := r.accuracy(p)) is not None},
             "megabytes": round(sum(r.bytes_up + r.bytes_down for r in history) / 1e6, 3),
             "seconds": round(seconds, 2),
+            "privacy": privacy,
             "clients": scores.clients[scores.total > 0].tolist(),
             "accuracies": scores.accuracy[scores.total > 0].tolist(),
         }
@@ -88,17 +94,18 @@ def comparison(table: Mapping[str, Any], seeds: int, against: str | None = None)
     for outcome in table["outcomes"]:
         rows.setdefault(outcome["method"], []).append(outcome)
     used = {name: key for name, key in COLUMNS.items() if any(o.get(key) is not None for o in table["outcomes"])}
-    many = seeds > 1
+    many, private = seeds > 1, any(o.get("privacy") for o in table["outcomes"])
     tables = [
         Table(
             f"Accuracy on {table['clients']} clients of {table['data']}, percent",
-            ["method", "accuracy", *(["95 %"] if many else []), *used, "MB sent"],
+            ["method", "accuracy", *(["95 %"] if many else []), *used, *(["ε"] if private else []), "MB sent"],
             [
                 [
                     name,
                     cell(group, "mean"),
                     *([interval(group)] if many else []),
                     *(cell(group, key) for key in used.values()),
+                    *([privacy(group)] if private else []),
                     cell(group, "megabytes", 1),
                 ]
                 for name, group in rows.items()
@@ -120,6 +127,12 @@ def comparison(table: Mapping[str, Any], seeds: int, against: str | None = None)
 def cell(group: Sequence[dict[str, Any]], key: str, scale: float = 100) -> str:
     values = [scale * o[key] for o in group if o.get(key) is not None]
     return spread_text(values) if values else "-"
+
+
+def privacy(group: Sequence[dict[str, Any]]) -> str:
+    """The largest ε of its runs."""
+    found = [o["privacy"]["epsilon"] for o in group if o.get("privacy")]
+    return f"{max(found):.4g}" if found else "-"
 
 
 def interval(group: Sequence[dict[str, Any]]) -> str:

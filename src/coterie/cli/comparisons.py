@@ -99,4 +99,4 @@ def finished_rows(name: str, seed: int, out: Path) -> list[dict[str, Any]]:
         )
         for o in told["outcomes"]
     ]
-    return rows_of(name, seed, load_run(out).history, outcomes, sum(told["seconds"].values()))
+    return rows_of(name, seed, load_run(out).history, outcomes, sum(told["seconds"].values()), told["privacy"])

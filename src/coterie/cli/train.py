@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,7 @@ def add_setting_flags(parser: argparse.ArgumentParser, leave_out: Collection[str
     from coterie.api import DataSettings, Execution
     from coterie.core.local import Sgd
     from coterie.federation import Safety, Settings
+    from coterie.protection import Protection
 
     parser.add_argument(
         "--model", help="model: cnn, convnet, conv4, akd-cnn, resnet18, linear, mlp, or package.module:Class"
@@ -72,6 +73,7 @@ def add_setting_flags(parser: argparse.ArgumentParser, leave_out: Collection[str
         ("local training", Sgd),
         ("federation", Settings),
         ("safety", Safety),
+        ("protection", Protection),
         ("execution", Execution),
     ):
         add_flags(parser, title, kind, leave_out)
@@ -179,6 +181,7 @@ def train_all(chosen: argparse.Namespace, names: list[str], seeds: int, begun: P
     quiet = hasattr(chosen, "json") or format != "terminal"
     data = load_clients(**given(chosen, DataSettings))
     first = getattr(chosen, "seed", 0)
+    check_protection(chosen, names)
     trainings = list(dict.fromkeys(VARIANTS[n][0] if n in VARIANTS and not VARIANTS[n][1] else n for n in names))
     base = begun or Path(getattr(chosen, "out", None) or default_folder(names, data.name))
     if begun is None and base.exists():
@@ -215,6 +218,20 @@ def train_all(chosen: argparse.Namespace, names: list[str], seeds: int, begun: P
         show(table, seeds, title(against), format)
 
 
+def check_protection(chosen: argparse.Namespace, names: list[str]) -> None:
+    """A method that cannot have the protection is told before anything is trained."""
+    from coterie.api import make_method
+    from coterie.methods import VARIANTS
+    from coterie.protection import Protection
+    from coterie.protocols import method_preset
+
+    wanted, protocol = Protection(**given(chosen, Protection)), getattr(chosen, "protocol", "pac")
+    for name in names:
+        base, changes, _ = VARIANTS.get(name, (name, {}, ""))
+        own = given(chosen, type(make_method(name)))
+        wanted.check(make_method(name, **method_preset(protocol, base) | changes | own))
+
+
 def live_page(chosen: argparse.Namespace) -> contextlib.AbstractContextManager[Any]:
     """The page that --watch asks for, or None."""
     if not hasattr(chosen, "watch"):
@@ -246,10 +263,12 @@ def train_one(
     from coterie.core.local import Sgd
     from coterie.display import watcher
     from coterie.federation import Round, Safety, Settings
+    from coterie.protection import Protection
     from coterie.protocols import preset
 
     kind = type(make_method(name))
-    settings = {name: value for part in (Sgd, Settings, Safety, kind) for name, value in given(chosen, part).items()}
+    parts = (Sgd, Settings, Safety, Protection, kind)
+    settings = {name: value for part in parts for name, value in given(chosen, part).items()}
     settings["seed"] = seed
     command = {k: v for k, v in vars(chosen).items() if k != "act"}
     protocol = getattr(chosen, "protocol", "pac")
@@ -278,7 +297,13 @@ def train_one(
             config={"command": {**command, "method": name, "seed": seed, "cwd": os.getcwd()}},
             **settings,
         )
-    return rows_of(name, seed, result.history, result.outcomes(), time.monotonic() - start)
+    return rows_of(name, seed, result.history, result.outcomes(), time.monotonic() - start, result.privacy)
+
+
+def in_words(method: str, privacy: Mapping[str, Any]) -> str:
+    """Such as «FedAvg: ε = 2.31 at δ = 1e-05 for one client; it covers ...»."""
+    found = f"ε = {privacy['epsilon']:.4g} at δ = {privacy['delta']:g}"
+    return f"{method}: {found} for {privacy['neighbour']}; it covers {privacy['covers']}"
 
 
 def show(table: dict[str, Any], seeds: int, against: str, format: str) -> None:
@@ -289,4 +314,6 @@ def show(table: dict[str, Any], seeds: int, against: str, format: str) -> None:
     if format == "terminal":
         from coterie.display import console
 
+        for line in dict.fromkeys(in_words(o["method"], o["privacy"]) for o in table["outcomes"] if o["privacy"]):
+            console.print(line, soft_wrap=True, highlight=False)
         console.print(f"Everything is in {table['folder']}", soft_wrap=True, highlight=False)

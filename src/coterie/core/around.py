@@ -24,6 +24,10 @@ class Around(Method[Any, Any, Any, Any]):
         for name in ("train", "title", "results", "personal_is_global", "holds_out", "batched"):
             object.__setattr__(self, name, getattr(self.inner, name))
 
+    def inside(self, server: Any) -> Any:
+        """The inner method's server state, where this layer has put something around it."""
+        return server
+
     def server_init(self, model: Model, census: Census) -> Any:
         return self.inner.server_init(model, census)
 
@@ -60,3 +64,12 @@ class Around(Method[Any, Any, Any, Any]):
 
     def server_report(self, server: Any) -> Tree:
         return self.inner.server_report(server)
+
+
+def innermost(method: Method[Any, Any, Any, Any]) -> Method[Any, Any, Any, Any]:
+    return innermost(method.inner) if isinstance(method, Around) else method
+
+
+def innermost_server(method: Method[Any, Any, Any, Any], server: Any) -> Any:
+    """The server state of the innermost method."""
+    return innermost_server(method.inner, method.inside(server)) if isinstance(method, Around) else server

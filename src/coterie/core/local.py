@@ -34,6 +34,7 @@ class Batch(NamedTuple):
     real: Tensor | None = None  # (B,) False where a sample is padding; None: all are real
     partial: bool = True  # whether a batch that is not full counts
     alone: bool = False  # computed on its own, not side by side with other clients
+    expected: Tensor | None = None  # () how many are real on average, where they are drawn so; 0: a step of padding
 
     def part(self, start: int, stop: int) -> Batch:
         real = None if self.real is None else self.real[start:stop]
@@ -42,6 +43,8 @@ class Batch(NamedTuple):
     @property
     def active(self) -> Tensor | None:
         """() False: this step is padding and must change nothing; None: it counts."""
+        if self.expected is not None:
+            return self.expected > 0
         if self.real is None:
             return None
         return self.real.any() if self.partial else self.real.all()
@@ -222,14 +225,20 @@ class Sgd:
         flat = tree.flatten(params)
         weights = {n: t for n, t in flat.items() if not tree.is_statistic(n)}
         statistics = {n: t for n, t in flat.items() if tree.is_statistic(n)}
-        gradient = tape_gradient if batch.alone else functional_gradient
-        slope, written = gradient(objective(params, loss, batch), weights, statistics)
+        slope, written = self.gradient(params, loss, batch, weights, statistics)
         moved, speed = self._descend(weights, momentum, slope, self.lr * rate)
         active = batch.active
         if active is not None:  # a step of padding changes nothing
             moved, written = tree.where(active, moved, weights), tree.where(active, written, statistics)
             speed = tree.where(active, speed, momentum or {n: torch.zeros_like(t) for n, t in speed.items()})
         return tree.fill(params, moved | written), speed
+
+    def gradient(
+        self, params: P, loss: Callable[[P, Batch], Tensor], batch: Batch, weights: Tree, statistics: Tree
+    ) -> tuple[Tree, Tree]:
+        """Of the mean loss, in the weights; and BatchNorm's new statistics."""
+        found = tape_gradient if batch.alone else functional_gradient
+        return found(objective(params, loss, batch), weights, statistics)
 
     def _descend(self, weights: Tree, velocity: Tree, slope: Tree, lr: Tensor) -> tuple[Tree, Tree]:
         if self.clip:

@@ -6,6 +6,8 @@ with the numbers it would have drawn. The hash is the finaliser of splitmix64 on
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,7 @@ _MIX1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX2 = -7723592293110705685  # 0x94D049BB133111EB
 
 # What a draw is for. Different purposes never see the same numbers.
-PARTICIPANTS, SHUFFLE, AUGMENT, DROPOUT, SPLIT, REBALANCE, EXPLORE, NEWCOMERS = range(8)
+PARTICIPANTS, SHUFFLE, AUGMENT, DROPOUT, SPLIT, REBALANCE, EXPLORE, NEWCOMERS, NOISE, DRAW = range(10)
 
 
 def scramble(x: Tensor) -> Tensor:
@@ -47,6 +49,16 @@ def seed_key(seed: int) -> Tensor:
 def bits(key: Tensor, samples: Tensor) -> Tensor:
     """63 random bits for each sample number, as non-negative int64."""
     return fold(key, samples) & ((1 << 63) - 1)
+
+
+def normal(key: Tensor, like: Tensor) -> Tensor:
+    """Independent standard normal numbers in the form of a tensor, by the method of Box and Muller."""
+    pairs = (like.numel() + 1) // 2
+    draws = bits(key, torch.arange(2 * pairs, device=key.device)) >> 10
+    uniform = (draws.double() + 0.5) * 2.0**-53  # in (0, 1)
+    radius, angle = (-2 * uniform[:pairs].log()).sqrt(), 2 * math.pi * uniform[pairs:]
+    drawn = torch.cat([radius * angle.cos(), radius * angle.sin()])
+    return drawn[: like.numel()].view(like.shape).to(like.dtype)
 
 
 def shuffle(key: Tensor, n: int, real: Tensor | None = None) -> Tensor:

@@ -337,7 +337,7 @@ def from_text(told: list[Any]) -> Tensor:
 
 
 # What must be as it was for a run to go on: these parts of its configuration, in dotted names.
-ALIKE = ("method", "model", "data", "federation", "execution.precision", "execution.cohort",
+ALIKE = ("method", "protection", "model", "data", "federation", "execution.precision", "execution.cohort",
          "execution.deterministic", "ran.clients", "ran.device", "ran.coterie", "ran.torch")  # fmt: skip
 
 

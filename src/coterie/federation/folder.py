@@ -231,6 +231,7 @@ def summarise(result: Result) -> dict[str, Any]:
             }
             for o in result.outcomes()
         ],
+        "privacy": result.privacy,
         "rounds": max(record.number for record in result.history),
         "bytes_up": sum(record.bytes_up for record in result.history),
         "bytes_down": sum(record.bytes_down for record in result.history),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,6 +26,9 @@ class Result:
     server: Any
     states: States  # of all clients
     history: History
+    privacy: Mapping[str, Any] | None = field(
+        default=None, kw_only=True
+    )  # ε, δ, and of what; None: no noise was asked for
 
     @property
     def clients(self) -> Sequence[int]:

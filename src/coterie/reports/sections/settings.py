@@ -23,6 +23,10 @@ def configuration(runs: Sequence[Run]) -> Markup:
     facts = [row for row in rows if row[0] == "folder" or row[0].startswith("ran.")]
     differ = [row for row in rows if len(set(row[1:])) > 1 and row not in facts and not row[0].startswith("command.")]
     made = [table("Where and with what it ran", ["", *names], facts, words=True)]
+    noisy = [(name, run.section("protection").get("privacy")) for name, run in zip(names, runs, strict=True)]
+    if any(privacy for _, privacy in noisy):
+        header = ["", "ε", "δ", "of", "it covers"]
+        made.append(table("Differential privacy", header, [privacy_row(*one) for one in noisy], words=True))
     if differ:
         made.append(table("Settings that differ", ["setting", *names], differ, words=True))
     made.append(folded("All settings", table("All settings", ["setting", *names], rows, words=True)))
@@ -32,6 +36,15 @@ def configuration(runs: Sequence[Run]) -> Markup:
         if run.log
     ]
     return section("settings", "What was run", *made, *logs)
+
+
+def privacy_row(name: str, privacy: Any) -> list[str]:
+    if not isinstance(privacy, dict):
+        return [name, "none", "", "", ""]
+    epsilon, delta = (
+        f"{value:.4g}" if isinstance(value := privacy.get(part), int | float) else "" for part in ("epsilon", "delta")
+    )
+    return [name, epsilon, delta, *(shown(privacy.get(part)) for part in ("neighbour", "covers"))]
 
 
 def shown(value: Any) -> str:
