@@ -34,6 +34,7 @@ from coterie.federation.stopping import Stopped, stoppable
 from coterie.methods import METHODS, VARIANTS, AnyMethod
 from coterie.models import build
 from coterie.protection import Protection, taken_part
+from coterie.protection.encryption import Encryption
 from coterie.protocols import method_preset, preset
 from coterie.trackers import Tracker, Tracking, make_trackers
 from coterie.version import VERSION
@@ -242,8 +243,9 @@ def run(
     data, by default the shipped Fashion-MNIST. where: looped, batched, auto, or an Execution. out: a folder to
     leave the run in. resume: the folder is there, and its run goes on where it was stopped. watch: sees every round.
     track: tensorboard, wandb, mlflow, or several of them. head: name of the network's head, where it is not the last
-    module. settings: rounds, seed, ... of Settings, checkpoint_every, ... of Safety, robust, dp, ... of Protection, lr,
-    epochs, ... of Sgd, and the method's own; what is not given is as in the protocol's paper.
+    module. settings: rounds, seed, ... of Settings, checkpoint_every, ... of Safety, robust, dp, ... of Protection,
+    encrypt and keys of Encryption, lr, epochs, ... of Sgd, and the method's own; what is not given is as in the
+    protocol's paper.
     """
     if resume and out is None:
         raise CoterieError("which run is to be resumed? Give its folder as `out`")
@@ -251,10 +253,11 @@ def run(
         raise CoterieError("what is tracked goes into the folder of the run: give one as `out`")
     trackers = make_trackers(track) if track else []
     data = clients if clients is not None else load_clients(protocol=protocol)
-    names = {f.name for f in fields(Protection)}
-    protection = Protection(**{k: v for k, v in settings.items() if k in names})
-    others = {k: v for k, v in settings.items() if k not in names}
-    method, federation, safety, usual_model = choose(method, protocol, data.name, data.shape, others)
+    protection = Protection(**{f.name: settings.pop(f.name) for f in fields(Protection) if f.name in settings})
+    encryption = Encryption(**{f.name: settings.pop(f.name) for f in fields(Encryption) if f.name in settings})
+    method, federation, safety, usual_model = choose(method, protocol, data.name, data.shape, settings)
+    if encryption.encrypt and not encryption.keys:
+        safety = replace(safety, checkpoint_every=0)  # nobody could read it: the keys end with this process
     name = None  # by which the network can be built again
     if not isinstance(model, Model):
         network = model if model is not None else usual_model
@@ -266,12 +269,14 @@ def run(
     )
     privacy = guarantee(protection, method, model, federation, known, strangers)
     method = protection.around(method, model, federation.joining(known.clients), federation.seed)
+    method = encryption.around(method)
     placed = place(method, model, known, federation.seed, how)
     nearby = replace(how, clients="auto") if how.clients == "ray" else how  # the cluster is taken by those who train
     newcomers = place(method, model, strangers, federation.seed, nearby) if strangers else None
     try:
         told = {**(config or {}), "network": {"name": name, "head": head}, "execution": asdict(how)}
         told["protection"] = {} if protection == Protection() else {**asdict(protection), "privacy": privacy}
+        told |= encryption.about(method)
         return drive(placed, newcomers, federation, safety, out, resume, watch, told, trackers)
     except KeyboardInterrupt as stop:
         if not isinstance(stop, Stopped):

@@ -79,7 +79,7 @@ def current_folder() -> str:
 
 
 def make_parser(argv: list[str]) -> argparse.ArgumentParser:
-    from coterie.cli import deploy, lists, papers, personal, train, tune
+    from coterie.cli import deploy, keys, lists, papers, personal, train, tune
     from coterie.version import VERSION
 
     parser = argparse.ArgumentParser(prog="coterie", description="Personalized federated learning.")
@@ -91,6 +91,6 @@ def make_parser(argv: list[str]) -> argparse.ArgumentParser:
         made.set_defaults(act=act)
         return made
 
-    for group in (train, tune, lists, personal, papers, deploy):
+    for group in (train, tune, lists, personal, papers, deploy, keys):
         group.add_commands(command, argv)
     return parser

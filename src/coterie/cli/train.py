@@ -63,6 +63,7 @@ def add_setting_flags(parser: argparse.ArgumentParser, leave_out: Collection[str
     from coterie.core.local import Sgd
     from coterie.federation import Safety, Settings
     from coterie.protection import Protection
+    from coterie.protection.encryption import Encryption
 
     parser.add_argument(
         "--model", help="model: cnn, convnet, conv4, akd-cnn, resnet18, linear, mlp, or package.module:Class"
@@ -74,6 +75,7 @@ def add_setting_flags(parser: argparse.ArgumentParser, leave_out: Collection[str
         ("federation", Settings),
         ("safety", Safety),
         ("protection", Protection),
+        ("encryption", Encryption),
         ("execution", Execution),
     ):
         add_flags(parser, title, kind, leave_out)
@@ -264,10 +266,11 @@ def train_one(
     from coterie.display import watcher
     from coterie.federation import Round, Safety, Settings
     from coterie.protection import Protection
+    from coterie.protection.encryption import Encryption
     from coterie.protocols import preset
 
     kind = type(make_method(name))
-    parts = (Sgd, Settings, Safety, Protection, kind)
+    parts = (Sgd, Settings, Safety, Protection, Encryption, kind)
     settings = {name: value for part in parts for name, value in given(chosen, part).items()}
     settings["seed"] = seed
     command = {k: v for k, v in vars(chosen).items() if k != "act"}

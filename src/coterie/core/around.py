@@ -5,7 +5,7 @@ What protects training (noise, clipping, encryption) is such a layer, so every m
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -21,8 +21,11 @@ class Around(Method[Any, Any, Any, Any]):
     inner: Method[Any, Any, Any, Any] = field(kw_only=True)
 
     def __post_init__(self) -> None:
-        for name in ("train", "title", "results", "personal_is_global", "holds_out", "batched"):
+        for name in ("train", "title", "results", "personal_is_global", "holds_out", "batched", "exact"):
             object.__setattr__(self, name, getattr(self.inner, name))
+
+    def rehearsed(self) -> Method[Any, Any, Any, Any]:
+        return replace(self, inner=self.inner.rehearsed())
 
     def inside(self, server: Any) -> Any:
         """The inner method's server state, where this layer has put something around it."""

@@ -42,6 +42,11 @@ class Method(ABC, Generic[Server, State, Down, Up]):
     personal_is_global: ClassVar[bool] = False  # True: before local training every client has the server's model
     holds_out: ClassVar[bool] = False  # True: trains on a part of the samples only, by Data.split
     batched: ClassVar[bool] = True  # False: branches on tensor values, so clients must be looped
+    exact: ClassVar[bool] = False  # True: what is sent must arrive to the last bit, so it cannot travel rounded
+
+    def rehearsed(self) -> Method[Server, State, Down, Up]:
+        """The same for one who is server and client at once, to see what messages look like."""
+        return self
 
     @abstractmethod
     def server_init(self, model: Model, census: Census) -> Server: ...

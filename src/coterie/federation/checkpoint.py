@@ -337,8 +337,9 @@ def from_text(told: list[Any]) -> Tensor:
 
 
 # What must be as it was for a run to go on: these parts of its configuration, in dotted names.
-ALIKE = ("method", "protection", "model", "data", "federation", "execution.precision", "execution.cohort",
-         "execution.deterministic", "ran.clients", "ran.device", "ran.coterie", "ran.torch")  # fmt: skip
+ALIKE = ("method", "protection", "encryption", "model", "data", "federation", "execution.precision",
+         "execution.cohort", "execution.deterministic", "ran.clients", "ran.device", "ran.coterie",
+         "ran.torch")  # fmt: skip
 
 
 def same(before: Mapping[str, str], now: Mapping[str, str], what: str = "run") -> None:

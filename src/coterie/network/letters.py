@@ -73,7 +73,7 @@ class Agreement:
     @cached_property
     def forms(self) -> Forms:
         """Those of a client with two black images."""
-        method, model = self.method, self.model
+        method, model = self.method.rehearsed(), self.model
         counts = torch.ones(self.clients, model.classes, dtype=torch.int64)
         server = method.server_init(model, Census(counts.sum(1), counts))
         a, b = (method.server_send(server, torch.tensor(i)) for i in (0, min(1, self.clients - 1)))
@@ -209,7 +209,7 @@ class Agreement:
 
     @property
     def _lossy(self) -> torch.dtype | None:
-        return LOSSY.get(self.compress.removesuffix("+zstd"))
+        return None if self.method.exact else LOSSY.get(self.compress.removesuffix("+zstd"))
 
     @property
     def _squeezed(self) -> bool:
