@@ -42,6 +42,11 @@ def _wrap(x: int) -> int:
     return (x + (1 << 63)) % (1 << 64) - (1 << 63)  # as int64 arithmetic would
 
 
+def with_secret(key: Tensor, secret: int | None) -> Tensor:
+    """A key that nobody can make who does not know the secret; the same key where there is none."""
+    return key if secret is None else fold(key, _wrap(secret))
+
+
 def seed_key(seed: int) -> Tensor:
     return scramble(torch.tensor(_wrap(seed), dtype=torch.int64))
 

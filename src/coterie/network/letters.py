@@ -28,6 +28,7 @@ from coterie.network.wire import PROTOCOL, Header, Refused, Schema, body, check_
 AnyMethod = Method[Any, Any, Any, Any]
 LOST = "what it remembered is not there any more"
 NOTHING = Schema(())
+SECRETS = ("seed", "secret", "keys")  # fields of those around a method
 LOSSY = {"fp16": torch.float16, "bf16": torch.bfloat16}
 COMPRESS = ("none", "zstd", "fp16", "bf16", "fp16+zstd", "bf16+zstd")
 
@@ -261,8 +262,8 @@ class Agreement:
 
 
 def settings(method: AnyMethod) -> dict[str, Any]:
-    """Of a method and of those that it is around; not their keys."""
-    plain = {f.name: getattr(method, f.name) for f in fields(method)}
+    """Of a method and of those that it is around; nothing that only one side knows."""
+    plain = {f.name: getattr(method, f.name) for f in fields(method) if f.name not in SECRETS}
     found: dict[str, Any] = {n: v for n, v in plain.items() if isinstance(v, int | float | str | tuple | None)}
     found |= {"kind": type(method).__name__, "train": asdict(method.train)}
     return found | {"inner": settings(method.inner)} if isinstance(method, Around) else found

@@ -100,18 +100,24 @@ class Protection:
             found.append(("--dp sample", refusals.verdict(refusals.SAMPLE, method, doubt)))
         return found
 
-    def around(self, method: AnyMethod, model: Model, joining: int, seed: int) -> AnyMethod:
-        """The method with all that is asked for; an error if it cannot have it. joining: clients in a round."""
+    def around(self, method: AnyMethod, model: Model, joining: int, seed: int, secret: int | None = None) -> AnyMethod:
+        """The method with all that is asked for; an error if it cannot have it. joining: clients in a round.
+
+        secret: a number that only this server, or this device, knows: noise is drawn from it. A simulation has none.
+        """
         self.check(method)
         if self.dp == "sample":
             check_network(model)
-            method = SampleNoise(inner=method, noise=self.dp_noise, bound=self.dp_clip)
+            method = SampleNoise(inner=method, noise=self.dp_noise, bound=self.dp_clip, secret=secret)
         if self.dp_statistics is not None:
-            method = StatisticsNoise(inner=method, noise=self.dp_statistics, bound=self.dp_statistics_clip)
+            method = StatisticsNoise(
+                inner=method, noise=self.dp_statistics, bound=self.dp_statistics_clip, secret=secret
+            )
         if self.robust:
             method = Robust(inner=method, how=self.robust, norm=self.robust_norm, share=self.robust_share)
         if self.dp == "client":
-            method = ClientNoise(inner=method, noise=self.dp_noise, bound=self.dp_clip, joining=joining, seed=seed)
+            drawn = seed if secret is None else secret
+            method = ClientNoise(inner=method, noise=self.dp_noise, bound=self.dp_clip, joining=joining, seed=drawn)
         return method
 
     def guarantee(

@@ -117,6 +117,7 @@ class SampleNoise(Around):
 
     noise: float = field(kw_only=True)
     bound: float = field(kw_only=True)
+    secret: int | None = field(default=None, kw_only=True, repr=False)  # of a device: what its noise is drawn from too
 
     def server_init(self, model: Model, census: Census) -> Any:
         check_network(model)
@@ -131,6 +132,7 @@ class SampleNoise(Around):
 
     def private(self, key: Tensor) -> Method[Any, Any, Any, Any]:
         own = {f.name: getattr(self.inner.train, f.name) for f in fields(Sgd)}
+        key = order.with_secret(key, self.secret)
         return replace(self.inner, train=PrivateSgd(**own, noise=self.noise, bound=self.bound, key=key))
 
 

@@ -34,6 +34,7 @@ from coterie.protection.updates import STATISTICS
 class StatisticsNoise(Around):
     noise: float = field(kw_only=True)  # z
     bound: float = field(kw_only=True)  # c
+    secret: int | None = field(default=None, kw_only=True, repr=False)  # of a device: what its noise is drawn from too
 
     def client_train(self, model: Model, state: Any, down: Any, data: Data) -> tuple[Any, Any]:
         state, up = self.inner.client_train(clipping(model, self.bound), state, down, data)
@@ -41,7 +42,8 @@ class StatisticsNoise(Around):
         return state, up._replace(**self.noisy({name: getattr(up, name) for name in names}, data))
 
     def noisy(self, exact: dict[str, Tensor], data: Data) -> dict[str, Tensor]:
-        n, counts, key = data.samples, exact["counts"], order.fold(data.key, order.NOISE, -1)
+        n, counts = data.samples, exact["counts"]
+        key = order.with_secret(order.fold(data.key, order.NOISE, -1), self.secret)
         deviation = self.noise * math.sqrt(len(exact))
 
         def blurred(number: int, total: Tensor, unit: float) -> Tensor:
