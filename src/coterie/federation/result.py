@@ -26,9 +26,7 @@ class Result:
     server: Any
     states: States  # of all clients
     history: History
-    privacy: Mapping[str, Any] | None = field(
-        default=None, kw_only=True
-    )  # ε, δ, and of what; None: no noise was asked for
+    privacy: Mapping[str, Any] | None = field(default=None, kw_only=True)  # ε, δ, and of what; None: no noise
 
     @property
     def clients(self) -> Sequence[int]:

@@ -161,8 +161,7 @@ def play(
     with clock.time("train"):
         answers = sift(returned, turn, max_left_out)
     with clock.time("receive"):
-        server = clients.method.server_receive(server, on(clients, answers.clients), answers.ups)
-        server = tree.apply(aligned, server)
+        server = tree.apply(aligned, receive(server, clients, answers, number + 1))
     if measured:
         with clock.time("evaluate"):
             downloaded = as_downloaded(server, clients)
@@ -177,6 +176,16 @@ def play(
         seconds=clock.seconds,
         report=tree.apply(lambda t: t.cpu(), clients.method.server_report(server)),
     )
+
+
+def receive(server: Any, clients: Clients, answers: Answers, number: int) -> Any:
+    try:
+        return clients.method.server_receive(server, on(clients, answers.clients), answers.ups)
+    except ValueError as error:  # such as a negative variance: legal in form, and nonsense
+        raise CoterieError(
+            f"round {number}: the server cannot use what clients sent: {error}. If somebody may send nonsense, "
+            "--robust clip pulls it in"
+        ) from error
 
 
 def sift(returned: Returned, turn: Turn, max_left_out: float = 1.0) -> Answers:
