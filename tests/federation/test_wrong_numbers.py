@@ -106,3 +106,15 @@ def test_data_at_the_edge(name: str, kind: str, where: str, tmp_path: Path, capl
     assert not {"nan", "inf"} & set(cells)
     assert all(t.isfinite().all() for t in result.personal_model(2)(edge("").train.x[:3]).unbind())
     assert not caplog.records
+
+
+def test_nonsense_in_a_legal_form_is_told() -> None:
+    """A variance below zero has the right shape, and no quadratic program."""
+
+    class Liar(METHODS["fedpac"]):  # type: ignore[misc,name-defined]
+        def client_train(self, model: Any, state: Any, down: Any, data: Any) -> Any:
+            state, up = super().client_train(model, state, down, data)
+            return state, up._replace(variance=-torch.ones_like(up.variance))
+
+    with pytest.raises(CoterieError, match=r"round 1: the server cannot use .* negative.* --robust clip"):
+        coterie.run(Liar(), toy.network(), toy.toy(), rounds=1, where=ONE)
