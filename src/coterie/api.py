@@ -372,8 +372,8 @@ def drive(
                 if stop:
                     checkpoints.close()
                     goes_on = f"goes on after round {checkpoints.saved}" if checkpoints.saved else "begins it again"
-                    how = f"`coterie resume {folder.path}` {goes_on}"
-                    raise Stopped(f"stopped after round {len(history)}; {how}", stop)
+                    again = "the same command with --resume" if clients.elsewhere else f"`coterie resume {folder.path}`"
+                    raise Stopped(f"stopped after round {len(history)}; {again} {goes_on}", stop)
 
             result = train(
                 clients, newcomers, settings, note, restore=restore, between=between, max_left_out=safety.max_left_out

@@ -114,7 +114,12 @@ def do_resume(chosen: argparse.Namespace) -> None:
         again = recalled(read_command(run), chosen)
         train_all(again, again.methods, seeds=getattr(again, "seeds", 1), begun=run)
         return
-    command = read_config(run).get("command")
+    config = read_config(run)
+    if "deployment" in config:
+        raise CoterieError(
+            f"{chosen.run} is of a server: `coterie serve ... --out {chosen.run} --resume` goes on with it"
+        )
+    command = config.get("command")
     if not isinstance(command, dict) or not {"method", "seed", "cwd"} <= command.keys():
         raise CoterieError(
             f"{chosen.run} was not begun by a command; in Python, call coterie.run as it was called, with resume=True"

@@ -4,42 +4,46 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import queue
-import threading
-from collections import deque
+import time
 from collections.abc import Callable
 from typing import Any
 
 from coterie.clients.remote import Answer, Event, Gone, Here, Post
 from coterie.core.errors import CoterieError
-from coterie.network.chunks import HEAD, Pieces
+from coterie.network.chunks import cut
+from coterie.network.inbox import Inbox, Latest
 from coterie.network.letters import Letter
 from coterie.network.mqtt import Broker, Link
-from coterie.network.wire import Refused
+from coterie.network.wire import Refused, printable
 
 log = logging.getLogger("coterie")
 MOST_PRESENCE = 2**20  # bytes
-MOST_DEVICES = 10_000  # that come at the same moment
-BESIDE = 4  # messages of one client that come in pieces at the same time
-PENDING = 8  # and that are whole, but not looked at yet
-Greeting = tuple[tuple[int, ...], bool]  # the clients of a device, and whether it is there
+FAREWELL = 60.0  # seconds to tell devices that it is over
+Greeting = tuple[tuple[int, ...], str | None]  # the clients of a device; the federation that it is ready for, if here
 
 
 class Mqtt(Post):
-    """greet: is given the name of a device and what it says of itself; Refused if it cannot be part of this."""
+    """greet: is given the name of a device and what it says of itself; Refused if it cannot be part of this.
+
+    What it says is nothing, if it has left.
+    """
 
     def __init__(self, broker: Broker, name: str, greet: Callable[[str, bytes], Greeting]) -> None:
         self.root, self.greet = f"coterie/{name}", greet
         self.owner: dict[int, str] = {}  # client -> device
-        self.here: set[str] = set()
+        self.here: dict[str, str] = {}  # device -> the federation that it is ready for
+        self.gone: dict[str, float] = {}  # device -> when it went
+        self.heard: dict[str, bytes] = {}  # device -> what it said last, since we are connected
         self.federation = ""
         self.most = 0  # bytes of an answer; 0: none is taken yet
         self.events: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self.inbox = Inbox()
-        self.said: dict[str, bytes] = {}  # what devices said of themselves, and nobody has looked at yet
+        self.said = Latest(MOST_PRESENCE)  # what devices said of themselves, and nobody has looked at yet
         self.kept: dict[str, tuple[bytes, bool]] = {}  # topic -> what the broker keeps, and whether in pieces
         self.traffic = [0, 0]  # bytes received and sent
-        self.link = Link(broker, f"{name}-server", self._up, self._heard)
+        self.link = Link(broker, f"{name}-server", f"{self.root}/server", self._up, self._heard)
         self.link.open()
 
     def send(self, client: int, letter: Letter) -> None:
@@ -57,12 +61,15 @@ class Mqtt(Post):
         except queue.Empty:
             return None
         if what == "presence":
-            return self._presence(content, self.said.pop(content, b""))
+            return self._presence(content, self.said.take(content))
         message = self.inbox.take(content)
         return None if message is None else Answer(content, message)
 
     def present(self, client: int) -> bool:
-        return self.owner.get(client) in self.here
+        return self.here.get(self.owner.get(client, "")) == self.federation
+
+    def left(self, client: int) -> float:
+        return self.gone.get(self.owner.get(client, ""), -math.inf)
 
     def plan(self, kind: str, round: int, clients: list[int], seconds: float) -> None:
         told = {"phase": kind, "round": round + 1, "clients": clients, "deadline": seconds}
@@ -73,9 +80,12 @@ class Mqtt(Post):
 
     def over(self) -> None:
         self.keep("round/plan", json.dumps({"phase": "over", "federation": self.federation}).encode())
-        for topic in ("config", "model/start/0", "model/all/0"):  # a broker keeps nothing under what is said so
-            self.link.say(f"{self.root}/{topic}", b"", retain=True)
-        self.link.flush()
+        for topic in [topic for topic in self.kept if topic != "round/plan"]:
+            payload, pieces = self.kept.pop(topic)
+            for part in [f"/{number}" for number in range(len(cut(payload)))] if pieces else [""]:
+                self.link.say(f"{self.root}/{topic}{part}", b"", retain=True)  # a broker keeps nothing of this
+        if not self.link.flush(FAREWELL):
+            log.warning("there is no broker, so devices do not know that it is over; they will when it is resumed")
 
     def close(self) -> None:
         self.link.close()
@@ -83,20 +93,18 @@ class Mqtt(Post):
     def keep(self, topic: str, payload: bytes, pieces: bool = False) -> None:
         """Said now, kept by the broker, and said again after every break."""
         self.kept[topic] = payload, pieces
-        self._say_kept(topic)
+        self._say(topic, payload, pieces)
 
     def announce(self, federation: str, brief: bytes, start: bytes, most: int) -> None:
-        """The federation begins. Devices are here again when they say that they are ready for it.
+        """The federation begins. Devices are here when they say that they are ready for it.
 
         most: bytes of an answer.
         """
         self.federation, self.most = federation, most
-        self.here.clear()
         self.keep("model/start", start, pieces=True)
         self.keep("config", brief)
 
-    def _say_kept(self, topic: str) -> None:
-        payload, pieces = self.kept[topic]
+    def _say(self, topic: str, payload: bytes, pieces: bool) -> None:
         self.traffic[1] += len(payload)
         if pieces:
             self.link.say_in_pieces(f"{self.root}/{topic}", payload, retain=True)
@@ -104,73 +112,50 @@ class Mqtt(Post):
             self.link.say(f"{self.root}/{topic}", payload, retain=True)
 
     def _up(self) -> None:
+        self.heard = {}  # who is still here says so again: answers may be lost
         branches = ("presence/+", "model/up/+/+", "eval/report/+/+", "ack/+/+")
         self.link.listen(*(f"{self.root}/{branch}" for branch in branches))
-        for topic in list(self.kept):
-            self._say_kept(topic)
+        for topic, (payload, pieces) in list(self.kept.items()):
+            self._say(topic, payload, pieces)
 
     def _heard(self, topic: str, payload: bytes) -> None:
         """On the thread of the link: nothing is kept that is too long, or of nobody."""
         self.traffic[0] += len(payload)
         *branch, device, last = topic.removeprefix(f"{self.root}/").split("/")
+        try:
+            self._sort(branch, device, last, payload)
+        except Refused as reason:
+            log.warning("a message under %s is refused: %s", printable(topic), reason)
+            self._tell(device if branch else last, f"{last}: {reason}")
+
+    def _sort(self, branch: list[str], device: str, last: str, payload: bytes) -> None:
         if branch == [] and device == "presence":
-            if len(payload) <= MOST_PRESENCE and len(self.said) < MOST_DEVICES:
-                self.said[last] = payload
+            if self.said.put(last, payload):
                 self.events.put(("presence", last))
             return
         client = int(last) if last.isdecimal() and len(last) < 9 else -1
         if not self.most or self.owner.get(client) != device:
-            log.debug("a message under %s, of nobody who takes part", topic)
-            return
-        try:
-            if self.inbox.add(client, payload, self.most):
-                self.events.put(("answer", client))
-        except Refused as reason:
-            log.warning("a message of client %d is refused: %s", client, reason)
-            self.refuse(client, str(reason))
+            log.debug("a message of nobody who takes part")
+        elif self.inbox.add(client, payload, self.most):
+            self.events.put(("answer", client))
 
     def _presence(self, device: str, payload: bytes) -> Event | None:
-        if not payload:
+        if self.heard.get(device) == payload:
             return None
         try:
-            clients, here = self.greet(device, payload)
+            clients, ready = self.greet(device, payload)
         except Refused as reason:
-            log.warning("the device %s is refused: %s", device, reason)
+            log.warning("the device %s is refused: %s", printable(device), reason)
             self._tell(device, str(reason))
             return None
+        if ready is None:
+            self.heard.pop(device, None)
+            if self.here.pop(device, None) is not None:
+                self.gone[device] = time.monotonic()
+            return Gone(clients)
+        self.heard[device], self.here[device] = payload, ready
         self.owner |= dict.fromkeys(clients, device)
-        (self.here.add if here else self.here.discard)(device)
-        return Here(clients) if here else Gone(clients)
+        return Here(clients) if ready == self.federation else None
 
     def _tell(self, device: str, reason: str) -> None:
         self.link.say(f"{self.root}/refused/{device}", reason.encode())
-
-
-class Inbox:
-    """Messages of clients: those that come in pieces, and those that are whole. A few of each, whatever is sent."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.parts: dict[int, dict[bytes, Pieces]] = {}
-        self.whole: dict[int, deque[bytes]] = {}
-
-    def add(self, client: int, piece: bytes, most: int) -> bool:
-        """Whether there is one more message to take now."""
-        with self.lock:
-            parts = self.parts.setdefault(client, {})
-            digest = piece[: HEAD.size][:32]
-            if digest not in parts and len(parts) == BESIDE:
-                parts.pop(next(iter(parts)))
-            message = parts.setdefault(digest, Pieces(most)).add(piece)
-            if message is None:
-                return False
-            parts.pop(digest)
-            waiting = self.whole.setdefault(client, deque(maxlen=PENDING))
-            more = len(waiting) < PENDING
-            waiting.append(message)
-            return more
-
-    def take(self, client: int) -> bytes | None:
-        with self.lock:
-            waiting = self.whole.get(client)
-            return waiting.popleft() if waiting else None

@@ -7,6 +7,7 @@ has come, so whoever did not answer in time has not trained, whatever its device
 from __future__ import annotations
 
 import logging
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -75,6 +76,10 @@ class Post(ABC):
     @abstractmethod
     def present(self, client: int) -> bool:
         """Whether the device of this client is there, as far as one knows."""
+
+    def left(self, client: int) -> float:
+        """When the device of this client, which is not there, was last; on the clock of time.monotonic."""
+        return -math.inf
 
     @abstractmethod
     def plan(self, kind: str, round: int, clients: list[int], seconds: float) -> None:
@@ -212,6 +217,7 @@ class Asked:
         self.answers: dict[int, tuple[Letter, Said]] = {}
         self.reasons: dict[int, str] = {}  # why somebody is not waited for
         self.gone: dict[int, float] = {}  # until when those who vanished are waited for
+        self.after: dict[int, Letter] = {}  # what clients that begin anew get when they have joined
         self.again: set[int] = set()  # who had to begin anew
         self.header = next(iter(letters.values())).header
         self.end = time.monotonic() + remote.patience.deadline
@@ -221,6 +227,8 @@ class Asked:
         for client, letter in list(self.waiting.items()):
             if self.post.present(client):
                 self.post.send(client, letter)
+            elif (until := self.post.left(client) + self.remote.patience.grace) > time.monotonic():
+                self.gone[client] = until
             else:
                 self._drop(client, "its device is not there")
         while self.waiting:
@@ -264,26 +272,31 @@ class Asked:
         try:
             said = self.agreement.open_answer(message, letter.header)
         except Refused as reason:
-            if client not in self.again:  # who joins again answers to that too
-                log.warning("a message of client %d is refused: %s", client, reason)
-                self.post.refuse(client, str(reason))
+            log.warning("a message of client %d is refused: %s", client, reason)
+            self.post.refuse(client, str(reason))
             return
-        if said.header.kind != "trouble":
+        if said.header.kind == "trouble":
+            if said.header.note == LOST and client not in self.again:
+                self._anew(client, letter)
+            else:
+                self._drop(client, said.header.note or "it could not")
+        elif client in self.after:
+            self._send(client, self.after.pop(client))
+        else:
             self.answers[client] = letter, said
             self.waiting.pop(client)
             self.gone.pop(client, None)
-        elif said.header.note == LOST and client not in self.again and self.header.kind != "join":
-            self._anew(client, letter)
-        elif said.header.base == letter.header.base:
-            self._drop(client, said.header.note or "it could not")
 
     def _anew(self, client: int, letter: Letter) -> None:
-        """Its device does not have what the client remembered: it joins again, and gets the same letter from there."""
+        """Its device does not have what the client remembered: it joins again, then gets the same letter from there."""
         log.warning("client %d begins anew: %s", client, LOST)
-        self.again.add(client)
         first = self.remote.first[client]
-        self.post.send(client, first)
         tensors = self.agreement.open_letter(letter.own, letter.shared).tensors
         header = letter.header._replace(base=first.header.made, made="")
-        self.waiting[client] = self.agreement.letter(header, tensors, letter.shared)
-        self.post.send(client, self.waiting[client])
+        self.again.add(client)
+        self.after[client] = self.agreement.letter(header, tensors, letter.shared)
+        self._send(client, first)
+
+    def _send(self, client: int, letter: Letter) -> None:
+        self.waiting[client] = letter
+        self.post.send(client, letter)

@@ -17,7 +17,8 @@ RIGHTS = """\
 user server
 topic readwrite coterie/#
 
-pattern write coterie/+/presence/%u
+pattern readwrite coterie/+/presence/%u
+pattern readwrite coterie/+/claim/%u
 pattern write coterie/+/model/up/%u/+
 pattern write coterie/+/eval/report/%u/+
 pattern write coterie/+/ack/%u/+
@@ -38,6 +39,7 @@ certfile {folder}/broker.pem
 keyfile {folder}/broker.key
 require_certificate true
 use_identity_as_username true
+use_username_as_clientid true
 allow_anonymous false
 acl_file {folder}/rights.acl
 max_queued_messages 0

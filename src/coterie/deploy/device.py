@@ -84,6 +84,8 @@ class Device:
         after, up = self._work(Job("train", turn=Turn(header.round, header.rate)), client, state, down)
         if not all(bool(t.isfinite().all()) for t in tree.leaves((after, up)) if t.is_floating_point()):
             raise Trouble("its update is not finite")
+        if not self.agreement.fits(tree.flatten(up)):
+            raise Trouble(f"its update has numbers that are too large for {self.agreement.compress}")
         self.store.keep(client, made, after)
         self.round = max(self.round, header.round + 1)
         found = tree.flatten({"up": up})

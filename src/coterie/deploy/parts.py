@@ -54,13 +54,14 @@ def network_of(brief: Brief, plans: Plans, start: bytes | None = None) -> Model:
 def agreement_of(brief: Brief, model: Model, plans: Plans) -> Agreement:
     facts = brief.facts
     try:
-        method = made_method(brief.method)
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        deal = Agreement(
+            made_method(brief.method), model, brief.clients, facts.shape, dtype_of(facts), brief.splits, brief.seed,
+            brief.compress, brief.federation,
+        )  # fmt: skip
+        _ = deal.forms  # whether the method works with what it is given
+    except (TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:
         raise CoterieError(f"the server's terms cannot be taken: its method is none ({error})") from None
-    return Agreement(
-        method, model, brief.clients, facts.shape, dtype_of(facts), brief.splits, brief.seed, brief.compress,
-        brief.federation,
-    )  # fmt: skip
+    return deal
 
 
 def keep_terms(folder: Path, brief: Brief, start: bytes) -> None:

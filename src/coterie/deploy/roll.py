@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,9 +12,11 @@ import torch
 
 from coterie.core.method import Census
 from coterie.core.samples import Transform
-from coterie.deploy.terms import Facts, Hello
+from coterie.deploy.terms import Facts, Hello, from_json
 from coterie.network.wire import Refused, checksum
 
+MOST_NUMBERS = 2**24  # of a sample
+MOST_SAMPLES = 2**40  # of a client
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 
@@ -25,21 +28,40 @@ class Roll:
         self.devices: dict[str, Hello] = {}
         self.owner: dict[int, str] = {}  # client -> device
 
+    def greet(self, device: str, payload: bytes) -> tuple[tuple[int, ...], str | None]:
+        """What a device says of itself, or nothing if it has left: its clients, the federation it is ready for."""
+        said = from_json(Hello, payload) if payload else None
+        if said is not None and said.device != device:
+            raise Refused(f"it calls itself {said.device[:80]}")
+        known = self.devices.get(device)
+        if said is not None and said.here:
+            self.add(said)
+            return tuple(client.id for client in said.clients), said.ready
+        if not self.full:
+            self.remove(device)  # nothing has begun: another one may bring its clients
+        return () if known is None else tuple(client.id for client in known.clients), None
+
     def add(self, said: Hello) -> None:
         """Refused if it cannot be part of this federation, with the reason."""
         self._check(said)
-        said = replace(said, here=True, ready="")
+        said = replace(said, here=True, ready="", visit="")
         if self.full and self.devices.get(said.device, said) != said:
             raise Refused("it has other clients or other data than when the federation began")
         for other in self.devices.values():
             if other.device != said.device and alike(other.facts) != alike(said.facts):
                 raise Refused(f"its samples are {about(said.facts)}, those of {other.device} {about(other.facts)}")
+        self.remove(said.device)
         self.devices[said.device] = said
         self.owner |= {client.id: said.device for client in said.clients}
+
+    def remove(self, device: str) -> None:
+        self.devices.pop(device, None)
+        self.owner = {client: other for client, other in self.owner.items() if other != device}
 
     def _check(self, said: Hello) -> None:
         if not NAME.fullmatch(said.device):
             raise Refused("its name has letters that a name of a device cannot have")
+        check_facts(said.facts)
         if not said.clients:
             raise Refused("it has no clients")
         for client in said.clients:
@@ -48,7 +70,8 @@ class Roll:
             owner = self.owner.get(client.id, said.device)
             if owner != said.device:
                 raise Refused(f"client {client.id} is on the device {owner} already")
-            if len(client.counts) != said.facts.classes or min(client.counts, default=-1) < 0 or client.test < 0:
+            counts = (*client.counts, client.test, client.validation or 0)
+            if len(client.counts) != said.facts.classes or min(counts) < 0 or sum(counts) > MOST_SAMPLES:
                 raise Refused(f"what it says of client {client.id} cannot be")
             if sum(client.counts) == 0:
                 raise Refused(f"client {client.id} has no samples to train with")
@@ -83,7 +106,7 @@ class Roll:
     @property
     def facts(self) -> Facts:
         """Of all samples together. Where devices normalise by their own samples, mean and deviation are pooled."""
-        found = list(self.devices.values())
+        found = [said for _, said in sorted(self.devices.items())]  # whoever came first
         transforms = [said.facts.transform for said in found]
         if all(transform == transforms[0] for transform in transforms):
             return found[0].facts
@@ -107,6 +130,20 @@ class Roll:
             "transform": vars(facts.transform),
             "partition": None,
         }
+
+
+def check_facts(facts: Facts) -> None:
+    """What a network can be built for, within reason."""
+    sides = facts.shape
+    if not 1 <= len(sides) <= 4 or min(sides) < 1 or math.prod(sides) > MOST_NUMBERS or facts.classes < 1:
+        raise Refused(f"its samples are {about(facts)}, which cannot be")
+    if not isinstance(getattr(torch, facts.dtype, None), torch.dtype):
+        raise Refused(f"'{facts.dtype[:80]}' is no type of numbers")
+    if len(facts.class_names) not in (0, facts.classes):
+        raise Refused(f"it names {len(facts.class_names)} of {facts.classes} classes")
+    mean, std = facts.transform.mean, facts.transform.std
+    if len(mean) != len(std) or not all(value > 0 for value in std) or not 0 <= facts.transform.crop <= max(sides):
+        raise Refused("how it normalises or crops its samples cannot be")
 
 
 def alike(facts: Facts) -> tuple[Any, ...]:

@@ -18,14 +18,14 @@ from coterie.clients.remote import Patience, Remote
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.model import Model, make_model
 from coterie.deploy.roll import NAME, Roll
-from coterie.deploy.terms import Brief, Facts, Hello, dtype_of, from_json, to_json
+from coterie.deploy.terms import Brief, Facts, dtype_of, to_json
 from coterie.federation import Result, Round, Settings
 from coterie.federation.folder import read_config
 from coterie.methods import AnyMethod
 from coterie.models import build
 from coterie.network.letters import COMPRESS, Agreement
 from coterie.network.mqtt import Broker
-from coterie.network.wire import Refused, checksum
+from coterie.network.wire import checksum
 
 log = logging.getLogger("coterie")
 
@@ -67,17 +67,11 @@ def serve(
     resume = resume and out is not None and (Path(out) / "config.json").exists()
     roll = Roll(service.num_clients)
 
-    def greet(device: str, payload: bytes) -> tuple[tuple[int, ...], bool]:
-        said = from_json(Hello, payload)
-        if said.device != device:
-            raise Refused(f"it calls itself {said.device[:80]}")
-        if said.here or device in roll.devices:
-            roll.add(said)
-        here = said.here and said.ready == post.federation
-        if here != (device in post.here):
-            listed = ", ".join(str(client.id) for client in said.clients)
-            show(f"{device} {'is here' if here else 'is gone'}: clients {listed}")
-        return tuple(client.id for client in said.clients), here
+    def greet(device: str, payload: bytes) -> tuple[tuple[int, ...], str | None]:
+        ids, ready = roll.greet(device, payload)
+        if ids and (ready is None) != (device not in post.here):
+            show(f"{device} {'is gone' if ready is None else 'is here'}: clients {', '.join(map(str, ids))}")
+        return ids, ready
 
     post = Mqtt(broker, service.name, greet)
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import re
 import types
 import typing
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
@@ -13,13 +13,16 @@ import torch
 
 from coterie.core.errors import CoterieError
 from coterie.core.samples import FederatedData, Transform
-from coterie.network.wire import PROTOCOL, Refused
+from coterie.network.letters import COMPRESS
+from coterie.network.wire import PROTOCOL, Refused, printable
 from coterie.version import VERSION
 
 T = TypeVar("T")
 MOST = 2**20  # bytes of such a message
 MOST_ITEMS = 100_000
 MOST_LETTERS = 10_000
+MOST_NUMBER = 2**53
+NAMED = re.compile(r"[0-9a-f]{32,64}")
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class Hello:
     clients: tuple[Hosted, ...]
     here: bool = True
     ready: str = ""  # the federation whose letters it can answer
+    visit: str = ""  # another word each time it comes: what it was sent before may be lost
     protocol: int = PROTOCOL
     coterie: str = VERSION
 
@@ -80,6 +84,14 @@ class Brief:
     protocol: int = PROTOCOL
     coterie: str = VERSION
 
+    def __post_init__(self) -> None:
+        if not all(map(NAMED.fullmatch, (self.federation, self.digest, self.start))):  # they name files too
+            raise Refused("brief.federation, digest or start is no checksum")
+        if self.compress not in COMPRESS or not set(self.splits) <= {"test", "validation"}:
+            raise Refused("brief.compress or brief.splits is not known here")
+        if min(self.clients, self.rounds) < 1:
+            raise Refused("brief.clients and brief.rounds are at least 1")
+
 
 def hello(device: str, data: FederatedData, ids: tuple[int, ...]) -> Hello:
     counts = data.train.class_counts(data.classes).tolist()
@@ -97,13 +109,14 @@ def from_json(kind: type[T], message: bytes) -> T:
     if len(message) > MOST:
         raise Refused(f"{len(message)} bytes are too many")
     try:
-        told = json.loads(message)
+        told = json.loads(message.decode())
     except (ValueError, RecursionError):
         raise Refused("it is no JSON") from None
     if isinstance(told, dict) and told.get("protocol", PROTOCOL) != PROTOCOL:
+        protocol, release = (printable(str(told.get(name))[:20]) for name in ("protocol", "coterie"))
         raise Refused(
-            f"it speaks protocol {str(told['protocol'])[:20]} (Coterie {str(told.get('coterie'))[:20]}), here protocol "
-            f"{PROTOCOL} is spoken (Coterie {VERSION}); bring both to the same version"
+            f"it speaks protocol {protocol} (Coterie {release}), here protocol {PROTOCOL} is spoken (Coterie "
+            f"{VERSION}); bring both to the same version"
         )
     found: T = read(kind, told, kind.__name__.lower())
     return found
@@ -127,9 +140,12 @@ def read(kind: Any, told: Any, where: str) -> Any:
         if not isinstance(told, dict):
             raise Refused(f"{where} has no names")
         return told
-    right = isinstance(told, kind | int if kind is float else kind) and (isinstance(told, bool) == (kind is bool))
-    if not right or (kind is str and len(told) > MOST_LETTERS) or (kind in (int, float) and not math.isfinite(told)):
+    if not isinstance(told, kind | int if kind is float else kind) or isinstance(told, bool) != (kind is bool):
         raise Refused(f"{where} is not of the right kind")
+    if isinstance(told, str) and (len(told) > MOST_LETTERS or not told.isprintable()):
+        raise Refused(f"{where} is too long, or has letters that cannot be printed")
+    if isinstance(told, int | float) and not -MOST_NUMBER <= told <= MOST_NUMBER:
+        raise Refused(f"{where} is too large, or no number")
     return told
 
 

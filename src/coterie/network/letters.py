@@ -8,6 +8,7 @@ a letter that comes twice, late, or after a restart needs no case of its own: wh
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
@@ -23,7 +24,19 @@ from coterie.core.method import Census, Method
 from coterie.core.model import Model
 from coterie.core.samples import Transform
 from coterie.network.squeeze import expand, squeeze
-from coterie.network.wire import PROTOCOL, Header, Refused, Schema, body, check_finite, checksum, peek, seal, unseal
+from coterie.network.wire import (
+    PROTOCOL,
+    Header,
+    Refused,
+    Schema,
+    body,
+    check_finite,
+    checksum,
+    peek,
+    seal,
+    text,
+    unseal,
+)
 
 AnyMethod = Method[Any, Any, Any, Any]
 LOST = "what it remembered is not there any more"
@@ -51,7 +64,7 @@ class Letter(NamedTuple):
 
 
 class Said(NamedTuple):
-    """A letter or an answer that was let in. A letter names what it makes."""
+    """A letter or an answer that was let in."""
 
     header: Header
     tensors: tree.Tree
@@ -145,15 +158,19 @@ class Agreement:
         schema = self.welcome if header.kind == "join" else self.own
         given = {**header._asdict(), "schema": self.digest, "federation": self.federation}
         given["shared"] = checksum(shared) if shared else ""
-        own = seal(Header(**given), tensors, schema)
-        given["made"] = self._version(Header(**given), shared, own)
-        return Letter(self._pack(own), shared, Header(**given))
+        given["made"] = version(Header(**given), seal(Header(**given), tensors, schema))
+        return Letter(self._pack(seal(Header(**given), tensors, schema)), shared, Header(**given))
 
     def answer(self, to: Header, tensors: tree.Tree) -> bytes:
         return self._pack(seal(self._header(to.kind, to)._replace(made=to.made), tensors, self.answer_schema(to)))
 
     def trouble(self, to: Header, reason: str) -> bytes:
-        return self._pack(seal(self._header("trouble", to)._replace(note=reason), {}, NOTHING))
+        return self._pack(seal(self._header("trouble", to)._replace(made=to.made, note=reason), {}, NOTHING))
+
+    def fits(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether all numbers are finite, also as they travel."""
+        numbers = (t for t in tensors.values() if t.is_floating_point())
+        return all(bool(t.to(self._lossy or t.dtype).isfinite().all()) for t in numbers)
 
     def answer_schema(self, to: Header) -> Schema:
         """What an answer to this letter must have."""
@@ -171,8 +188,9 @@ class Agreement:
         header, schema = self._which(own)
         if header.shared != (checksum(shared) if shared else ""):
             raise Refused("the part that all are sent alike is not the one that the letter names")
+        if header.made != version(header, own):
+            raise Refused("it is not what it says it is")
         tensors = unseal(own, schema, self.forms.welcome if header.kind == "join" else None)
-        header = header._replace(made=self._version(header, shared, own))
         if header.kind == "join":
             return Said(header, tensors)
         if self.shared.entries:
@@ -189,16 +207,21 @@ class Agreement:
         self._check(header)
         if header.client != to.client:
             raise Refused(f"it is of client {header.client}, and client {to.client} was asked")
-        if header.kind == "trouble":
-            return Said(header, {})
-        if header.kind != to.kind or schema is not self.answer_schema(to):
-            raise Refused(f"it answers to '{header.kind}', and was asked to {to.kind}")
         if header.round != to.round:
             raise Refused(f"it is of round {header.round + 1}, and this is round {to.round + 1}")
+        if header.kind != "trouble" and (header.kind != to.kind or schema is not self.answer_schema(to)):
+            raise Refused(f"it answers to '{header.kind}', and was asked to {to.kind}")
         if (header.base, header.made) != (to.base, to.made):
             raise Refused("it answers to another letter than the last one")
+        said = self._header(header.kind, to)._replace(made=to.made)
+        if header != (said._replace(note=header.note) if header.kind == "trouble" else said):
+            raise Refused("its header says what an answer does not say")
+        if header.kind == "trouble":
+            return Said(header, {})
         tensors = unseal(message, schema)
-        check_finite(tensors)
+        for split in tensors.keys() & set(self.splits):
+            check_counts(split, tensors[split])
+        check_finite({name: t for name, t in tensors.items() if name not in self.splits})
         return Said(header, tensors)
 
     def up_of(self, tensors: Mapping[str, Tensor]) -> Any:
@@ -221,11 +244,6 @@ class Agreement:
 
     def _unpack(self, message: bytes, most: int) -> bytes:
         return expand(message, most) if self._squeezed else message
-
-    def _version(self, header: Header, shared: bytes, own: bytes) -> str:
-        """Of what a client remembers after this letter; where it remembers nothing new, a name for the letter."""
-        said = (header.schema, header.base, header.kind, str(header.client), str(header.round), repr(header.rate))
-        return checksum(*said, checksum(shared), body(own))
 
     def _header(self, kind: str, to: Header | None = None) -> Header:
         """to: the letter that is answered."""
@@ -259,6 +277,18 @@ class Agreement:
             raise Refused("it belongs to another federation")
         if header.schema != self.digest:
             raise Refused("method, model or settings are not those of this federation")
+
+
+def version(header: Header, own: bytes) -> str:
+    """Of what a client remembers after this letter; where it remembers nothing new, a name for the letter."""
+    return checksum(*map(text, header._replace(made="")), body(own))
+
+
+def check_counts(split: str, scores: Tensor) -> None:
+    """Samples that are right, and how many there are. The loss of a bad model may be infinite."""
+    right, total, _ = scores.tolist()
+    if not 0 <= right <= total < math.inf:
+        raise Refused(f"its scores on {split} cannot be: {right:g} right of {total:g}")
 
 
 def settings(method: AnyMethod) -> dict[str, Any]:

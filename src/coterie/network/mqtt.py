@@ -10,16 +10,19 @@
     eval/report/DEVICE/CLIENT        device: scores
     ack/DEVICE/CLIENT                device: joined, finished, or trouble
     refused/DEVICE                   server: why a message was not taken
+    claim/DEVICE, server             either, kept: since when it is the one of this name
 
 All begin with coterie/NAME/. A device may write only below its own name, which the broker's list of rights ensures.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +33,6 @@ from coterie.network.chunks import cut
 
 log = logging.getLogger("coterie")
 PATIENCE = 10.0  # seconds for a broker to answer
-TAKEN_OVER = 142  # MQTT 5: another connection has our name
 DENIED = (134, 135)  # bad user name or password, not authorised
 
 
@@ -63,6 +65,7 @@ class Broker:
 class Link:
     """Whoever comes by this name again takes the connection over, and this one ends.
 
+    claim: a topic where whoever has the name says since when; brokers do not tell reliably who was taken over.
     up: called when the connection is there, the first time and after every break. heard: is given topic and payload.
     Both are called on a thread of this link's.
     """
@@ -71,17 +74,19 @@ class Link:
         self,
         broker: Broker,
         name: str,
+        claim: str,
         up: Callable[[], None],
         heard: Callable[[str, bytes], None],
         will: tuple[str, bytes] | None = None,
     ) -> None:
         paho = library()
-        self.broker, self.name, self.up, self.heard = broker, name, up, heard
+        self.broker, self.name, self.claim, self.up, self.heard = broker, name, claim, up, heard
+        self.since, self.mine = time.time_ns(), False  # whether the broker knows that the name is ours
         self.ended = ""  # why there is no connection any more, and will be none
         self.connected, self.lost = threading.Event(), False
         self.client = paho.Client(paho.CallbackAPIVersion.VERSION2, client_id=name, protocol=paho.MQTTv5)
         self.client.on_connect, self.client.on_disconnect = self._on_connect, self._on_disconnect
-        self.client.on_message = self._on_message
+        self.client.on_message, self.client.on_publish = self._on_message, self._on_publish
         self.client.reconnect_delay_set(1, 30)
         self.client.max_queued_messages_set(0)
         if will:
@@ -99,15 +104,17 @@ class Link:
         except ssl.SSLCertVerificationError as error:
             raise CoterieError(f"the broker at {where} cannot be trusted: {error.verify_message}") from None
         except ssl.SSLError as error:
-            raise CoterieError(f"no TLS with {where}: {error.reason}. Is that its TLS port?") from None
+            raise CoterieError(f"no TLS with {where}: {error.reason}; is that its TLS port?") from None
         except socket.gaierror:
             raise CoterieError(f"there is no machine '{self.broker.address[0]}'; is --broker right?") from None
+        except ConnectionResetError:
+            raise CoterieError(f"the broker at {where} hangs up; is that its TLS port?") from None
         except OSError as error:
             reason = error.strerror or "no answer"
             raise CoterieError(f"no MQTT broker at {where} ({reason}); is it running, and is --broker right?") from None
         self.client.loop_start()
         if not self.connected.wait(PATIENCE) or self.ended:
-            reason = self.ended or f"it does not answer; is that its {'TLS port' if self.broker.ca else 'plain port'}?"
+            reason = self.ended or f"it does not answer; is that its {'TLS' if self.broker.ca else 'plain'} port?"
             self.close()
             raise CoterieError(f"the broker at {where} does not let '{self.name}' in: {reason}")
 
@@ -125,14 +132,21 @@ class Link:
     def close(self, farewell: tuple[str, bytes] | None = None) -> None:
         """farewell: said before, and kept."""
         if farewell and self.client.is_connected():
-            self.client.publish(*farewell, qos=1, retain=True).wait_for_publish(2)
+            with contextlib.suppress(RuntimeError):  # the connection is lost in this moment
+                self.client.publish(*farewell, qos=1, retain=True).wait_for_publish(2)
         self.client.disconnect()
         self.client.loop_stop()
 
-    def flush(self, seconds: float = PATIENCE) -> None:
-        """Wait until the broker has all that was said."""
-        last = self.client.publish(f"coterie/flush/{self.name}", b"", qos=1)
-        last.wait_for_publish(seconds)
+    def flush(self, seconds: float) -> bool:
+        """Wait until the broker has all that was said; whether it has."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not self.ended:
+            with contextlib.suppress(RuntimeError):  # there is no connection at the moment
+                last = self.client.publish(f"coterie/flush/{self.name}", b"", qos=1)
+                last.wait_for_publish(end - time.monotonic())
+                return bool(last.is_published())
+            time.sleep(0.2)
+        return False
 
     def _on_connect(self, client: Any, data: Any, flags: Any, code: Any, properties: Any) -> None:
         if code.is_failure:
@@ -142,22 +156,48 @@ class Link:
         if self.lost:
             log.warning("the broker is back")
         self.lost = False
+        self.listen(self.claim)
+        self._say_claim()
         self.up()
         self.connected.set()
 
     def _on_disconnect(self, client: Any, data: Any, flags: Any, code: Any, properties: Any) -> None:
-        if code.value == TAKEN_OVER:
-            self.ended = f"another one of the name '{self.name}' has come"
-            client.disconnect()
-        elif code.is_failure and not self.lost and self.connected.is_set():
+        if not self.connected.is_set():
+            secret = "does it want a certificate, or another one than --cert?"
+            self.ended = f"it hangs up; {secret if self.broker.ca else 'is that its plain port?'}"
+            self.connected.set()
+        elif code.is_failure and not self.lost:
             log.warning("the connection to the broker is lost; trying again")
             self.lost = True
 
+    def _on_publish(self, client: Any, data: Any, number: int, code: Any, properties: Any) -> None:
+        if code.value in DENIED:
+            self.ended = f"the broker does not let '{self.name}' speak; is that the name in --cert?"
+            client.disconnect()
+
     def _on_message(self, client: Any, data: Any, message: Any) -> None:
         try:
-            self.heard(message.topic, message.payload)
+            if message.topic == self.claim:
+                self._claimed(message.payload)
+            else:
+                self.heard(message.topic, message.payload)
         except Exception:  # whatever somebody sent, the connection stays
             log.exception("a message under %s could not be read", message.topic)
+
+    def _say_claim(self) -> None:
+        self.say(self.claim, str(self.since).encode(), retain=True)
+
+    def _claimed(self, payload: bytes) -> None:
+        """Somebody says since when the name is theirs: who came last has it."""
+        since = int(payload) if payload.isdigit() and len(payload) < 20 else 0
+        if since == self.since:
+            self.mine = True
+        elif since > self.since and self.mine:
+            self.ended = f"another one of the name '{self.name}' has come"
+            self.client.disconnect()
+        else:
+            self.since = max(self.since, since + 1)  # the clock of who was here before may be fast
+            self._say_claim()
 
 
 def library() -> Any:

@@ -22,7 +22,7 @@ def expand(message: bytes, most: int) -> bytes:
         told = zstd.get_frame_parameters(message)
         if not 0 <= told.content_size <= most or told.window_size > max(WINDOW, most):
             raise Refused(f"it says that it is longer than the {most} bytes that it may have")
-        plain = bytes(zstd.ZstdDecompressor().decompress(message, max_output_size=most))
+        plain = bytes(zstd.ZstdDecompressor().decompress(message, max_output_size=most, allow_extra_data=False))
     except zstd.ZstdError:
         raise Refused("it cannot be expanded") from None
     if len(plain) > most:

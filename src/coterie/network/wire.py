@@ -97,11 +97,14 @@ class Schema:
 
 def seal(header: Header, tensors: Mapping[str, Tensor], schema: Schema) -> bytes:
     """The bytes of a message."""
-    words = {name: text(value) for name, value in header._asdict().items()}
-    top = schema.table + json.dumps(words, separators=(",", ":")).encode() + b"}"
+    top = schema.table + written({name: text(value) for name, value in header._asdict().items()})
     top += b" " * (-len(top) % 8)
     parts = [raw(tensors[name], dtype, shape) for name, dtype, shape in schema.entries]
     return b"".join([len(top).to_bytes(LENGTH, "little"), top, *parts])
+
+
+def written(words: dict[str, str]) -> bytes:
+    return json.dumps(words, separators=(",", ":")).encode() + b"}"
 
 
 def text(value: object) -> str:
@@ -136,17 +139,17 @@ def peek(message: bytes, schema: Schema) -> Header:
 
 
 def read_words(told: bytes) -> Header:
-    told = told.rstrip(b" ")
-    if not told.endswith(b"}"):
-        raise Refused("its header is not whole")
+    """Written exactly as `seal` does it: what can be said in one way only cannot be said twice, or hidden."""
     try:
-        words = json.loads(told[:-1])
+        words = json.loads(told.rstrip(b" ")[:-1])
     except (ValueError, RecursionError):
         raise Refused("its header cannot be read") from None
-    if not isinstance(words, dict) or words.keys() != set(Header._fields):
+    if not isinstance(words, dict) or tuple(words) != Header._fields:
         raise Refused(f"its header has other fields than those of protocol {PROTOCOL}")
     if not all(isinstance(word, str) and len(word) <= MOST_NOTE for word in words.values()):
         raise Refused("a field of its header is no text, or too long")
+    if written(words) != told.rstrip(b" "):
+        raise Refused("its header is not written as it must be")
     return typed(words)
 
 
@@ -167,8 +170,12 @@ def typed(words: dict[str, str]) -> Header:
     if not 0 <= rate < math.inf:
         raise Refused("the field 'rate' of its header is no factor")
     whole = {name: int(words[name]) for name in ("client", "round", "measure")}
-    note = "".join(letter if letter.isprintable() else " " for letter in words["note"])
-    return Header(**{**words, **whole, "rate": rate, "note": note})  # type: ignore[arg-type]
+    return Header(**{**words, **whole, "rate": rate, "note": printable(words["note"])})  # type: ignore[arg-type]
+
+
+def printable(text: str) -> str:
+    """What others wrote, for a line of a log."""
+    return "".join(letter if letter.isprintable() else " " for letter in text[:MOST_NOTE])
 
 
 def unseal(message: bytes, schema: Schema, form: object | None = None) -> tree.Tree:
