@@ -1,8 +1,9 @@
-# Everything runs in an environment of its own under .venv.
+# Everything runs in an environment of its own under .venv; what needs Flower, in one under .venv-flower.
 PYTHON ?= python3
 BIN := .venv/bin
+FLOWER := .venv-flower/bin
 
-.PHONY: demo test slow wheel check docs bench clean
+.PHONY: demo test test-flower slow wheel check docs bench clean
 
 demo: .venv/installed
 	$(BIN)/coterie demo
@@ -10,8 +11,11 @@ demo: .venv/installed
 test: .venv/dev
 	$(BIN)/python -m pytest
 
+test-flower: .venv-flower/dev  # Flower's libraries are old ones, so they do not go with ours
+	$(FLOWER)/python -m pytest tests/deploy/test_flower.py -m 'flower and not slow'
+
 slow: .venv/dev  # minutes of training on real data
-	$(BIN)/python -m pytest -m slow -s
+	$(BIN)/python -m pytest -m 'slow and not flower' -s
 
 wheel: .venv/dev  # builds it, installs it in an empty environment, runs the demo there
 	$(BIN)/python -m pytest -m wheel
@@ -42,5 +46,10 @@ bench: .venv/dev
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .[docs]
 	touch $@
 
+.venv-flower/dev: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-flower
+	$(FLOWER)/python -m pip install --quiet --constraint constraints.txt --editable .[flower] pytest
+	touch $@
+
 clean:
-	rm -rf .venv build dist runs
+	rm -rf .venv .venv-flower build dist runs

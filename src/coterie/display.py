@@ -31,6 +31,17 @@ def accuracies(record: Round) -> str:
     return "  ".join(f"{name} {100 * value:.1f}" for name, value in shown if value is not None)
 
 
+def round_line(record: Round, seconds: float) -> str:
+    """A round of a federation of devices."""
+    asked, out = len(record.participants), len(record.left_out)
+    missing = f", without clients {', '.join(map(str, record.left_out))}" if out else ""
+    megabytes = f"{record.bytes_down / 1e6:.2f} MB down, {record.bytes_up / 1e6:.2f} MB up"
+    return (
+        f"round {record.number}: {asked - out} of {asked} answered{missing}; {accuracies(record)}; {megabytes}; "
+        f"{seconds:.0f} s"
+    )
+
+
 class Lines:
     """One plain line for every measured round: for logs and pipes."""
 

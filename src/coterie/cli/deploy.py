@@ -1,4 +1,4 @@
-"""Commands for a federation of real machines: serve, join, certs."""
+"""Commands for a federation of real machines: serve, join, certs, flower."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coterie.cli.flags import MakeCommand, add_flags, add_output, add_watch, asked_for, given
+from coterie.cli.flags import MakeCommand, add_flags, add_watch, asked_for, given
 
 if TYPE_CHECKING:
     from coterie.federation import Round
@@ -26,27 +26,40 @@ def add_commands(command: MakeCommand, argv: list[str]) -> None:
     certs.add_argument("--host", default="127.0.0.1", help="name or address of the broker (127.0.0.1)")
     certs.add_argument("--port", type=int, default=8883, help="its port (8883)")
     certs.add_argument("--days", type=int, default=365, help="days that certificates are valid (365)")
+    flower = command("flower", do_flower, "write an app that runs a method on Flower, with `flwr run`")
+    flower.add_argument("folder", metavar="FOLDER", help="where to; must not exist")
+    flower.add_argument("method", metavar="METHOD", help="`coterie methods` lists them")
     if asked_for(argv, "serve"):
         add_serve_flags(serve, argv[1:])
+    if asked_for(argv, "flower"):
+        add_flower_flags(flower, argv[1:])
     if asked_for(argv, "join"):
         add_join_flags(join)
 
 
 def add_serve_flags(parser: argparse.ArgumentParser, argv: list[str]) -> None:
+    from coterie.network.mqtt import Broker
+
+    add_watch(parser)
+    parser.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else")
+    add_flags(parser, "broker", Broker)
+    add_flower_flags(parser, argv)
+
+
+def add_flower_flags(parser: argparse.ArgumentParser, argv: list[str]) -> None:
+    """Those of a federation, however its letters travel."""
     from coterie.cli.train import add_method_flags
     from coterie.clients.remote import Patience
     from coterie.core.local import Sgd
     from coterie.deploy.server import Service
     from coterie.federation import Safety, Settings
-    from coterie.network.mqtt import Broker
 
-    add_output(parser)
-    add_watch(parser)
+    parser.add_argument("--out", metavar="FOLDER", help="folder to leave the run in; must not exist")
     parser.add_argument("--resume", action="store_true", help="go on with the run in --out, if there is one")
     parser.add_argument("--model", help="model: cnn, convnet, conv4, ..., or package.module:Class, also on the devices")
     parser.add_argument("--head", metavar="NAME", help="name of the model's head, where it is not its last module")
     parser.add_argument("--protocol", default="pac", help="defaults as in a paper: pac, reg, crc or akd")
-    for title, kind in (("service", Service), ("broker", Broker), ("patience", Patience), ("local training", Sgd),
+    for title, kind in (("service", Service), ("patience", Patience), ("local training", Sgd),
                         ("federation", Settings), ("safety", Safety)):  # fmt: skip
         add_flags(parser, title, kind)
     add_method_flags(parser, argv)
@@ -75,6 +88,7 @@ def do_serve(chosen: argparse.Namespace) -> None:
     from coterie.comparison import title
     from coterie.core.local import Sgd
     from coterie.deploy.server import Service, serve
+    from coterie.display import round_line
     from coterie.federation import Safety, Settings
     from coterie.network.mqtt import Broker
 
@@ -116,39 +130,19 @@ def do_serve(chosen: argparse.Namespace) -> None:
     show(f"Everything but the clients' models, which are on their devices, is in {out}")
 
 
-def round_line(record: Round, seconds: float) -> str:
-    from coterie.display import accuracies
-
-    asked, out = len(record.participants), len(record.left_out)
-    missing = f", without clients {', '.join(map(str, record.left_out))}" if out else ""
-    megabytes = f"{record.bytes_down / 1e6:.2f} MB down, {record.bytes_up / 1e6:.2f} MB up"
-    return (
-        f"round {record.number}: {asked - out} of {asked} answered{missing}; {accuracies(record)}; {megabytes}; "
-        f"{seconds:.0f} s"
-    )
-
-
 def say(line: str) -> None:
     print(line, flush=True)
 
 
 def do_join(chosen: argparse.Namespace) -> None:
-    from coterie.api import DataSettings, load_clients
-    from coterie.core.errors import CoterieError
-    from coterie.data.own import is_path
+    from coterie.api import DataSettings
+    from coterie.deploy.hosted import load_hosted
     from coterie.deploy.member import Member
     from coterie.deploy.parts import Plans
     from coterie.network.mqtt import Broker
 
-    ids = numbers(chosen.clients)
-    data = load_clients(**given(chosen, DataSettings))
-    own = is_path(getattr(chosen, "dataset", ""))
-    if own and len(ids) != data.clients:
-        raise CoterieError(f"{chosen.dataset} has {data.clients} clients, and --clients names {len(ids)}")
-    if not own and max(ids) >= data.clients:
-        raise CoterieError(f"client {max(ids)} is none of the {data.clients} clients of this partition")
+    ids, held = load_hosted(chosen.clients, DataSettings(**given(chosen, DataSettings)))
     broker = Broker(**given(chosen, Broker))
-    held = data if own else data.pick(ids)
     plans = Plans(getattr(chosen, "model", None))
     member = Member(broker, chosen.name, chosen.device, held, ids, Path(chosen.dir), plans, say)
     left = member.run()
@@ -157,20 +151,12 @@ def do_join(chosen: argparse.Namespace) -> None:
         say(f"coterie predict {left} --client {ids[0]} ... uses them")
 
 
-def numbers(text: str) -> tuple[int, ...]:
-    """Such as 0-2,5: ascending, each once."""
-    from coterie.core.errors import CoterieError
+def do_flower(chosen: argparse.Namespace) -> None:
+    from coterie.deploy.flower_app import write_app
 
-    try:
-        found = set[int]()
-        for part in text.split(","):
-            first, _, last = part.partition("-")
-            found |= set(range(int(first), int(last or first) + 1))
-    except ValueError:
-        found = set()
-    if not found or len(found) > 100_000:
-        raise CoterieError(f"--clients is a number, or numbers such as 0-2,5; not '{text}'")
-    return tuple(sorted(found))
+    asked = {name: value for name, value in vars(chosen).items() if name not in ("act", "command", "folder", "method")}
+    for path in write_app(Path(chosen.folder), chosen.method, asked):
+        print(path)
 
 
 def do_certs(chosen: argparse.Namespace) -> None:

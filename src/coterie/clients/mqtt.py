@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import queue
-import time
-from collections.abc import Callable
 from typing import Any
 
-from coterie.clients.remote import Answer, Event, Gone, Here, Post
+from coterie.clients.devices import Devices, Greet
+from coterie.clients.remote import Answer, Event
 from coterie.core.errors import CoterieError
 from coterie.network.chunks import cut
 from coterie.network.inbox import Inbox, Latest
@@ -21,28 +19,18 @@ from coterie.network.wire import Refused, printable
 log = logging.getLogger("coterie")
 MOST_PRESENCE = 2**20  # bytes
 FAREWELL = 60.0  # seconds to tell devices that it is over
-Greeting = tuple[tuple[int, ...], str | None]  # the clients of a device; the federation that it is ready for, if here
 
 
-class Mqtt(Post):
-    """greet: is given the name of a device and what it says of itself; Refused if it cannot be part of this.
-
-    What it says is nothing, if it has left.
-    """
-
-    def __init__(self, broker: Broker, name: str, greet: Callable[[str, bytes], Greeting]) -> None:
-        self.root, self.greet = f"coterie/{name}", greet
-        self.owner: dict[int, str] = {}  # client -> device
-        self.here: dict[str, str] = {}  # device -> the federation that it is ready for
-        self.gone: dict[str, float] = {}  # device -> when it went
+class Mqtt(Devices):
+    def __init__(self, broker: Broker, name: str, greet: Greet) -> None:
+        super().__init__(greet)
+        self.root = f"coterie/{name}"
         self.heard: dict[str, bytes] = {}  # device -> what it said last, since we are connected
-        self.federation = ""
         self.most = 0  # bytes of an answer; 0: none is taken yet
         self.events: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self.inbox = Inbox()
         self.said = Latest(MOST_PRESENCE)  # what devices said of themselves, and nobody has looked at yet
         self.kept: dict[str, tuple[bytes, bool]] = {}  # topic -> what the broker keeps, and whether in pieces
-        self.traffic = [0, 0]  # bytes received and sent
         self.link = Link(broker, f"{name}-server", f"{self.root}/server", self._up, self._heard)
         self.link.open()
 
@@ -64,12 +52,6 @@ class Mqtt(Post):
             return self._presence(content, self.said.take(content))
         message = self.inbox.take(content)
         return None if message is None else Answer(content, message)
-
-    def present(self, client: int) -> bool:
-        return self.here.get(self.owner.get(client, "")) == self.federation
-
-    def left(self, client: int) -> float:
-        return self.gone.get(self.owner.get(client, ""), -math.inf)
 
     def plan(self, kind: str, round: int, clients: list[int], seconds: float) -> None:
         told = {"phase": kind, "round": round + 1, "clients": clients, "deadline": seconds}
@@ -96,10 +78,6 @@ class Mqtt(Post):
         self._say(topic, payload, pieces)
 
     def announce(self, federation: str, brief: bytes, start: bytes, most: int) -> None:
-        """The federation begins. Devices are here when they say that they are ready for it.
-
-        most: bytes of an answer.
-        """
         self.federation, self.most = federation, most
         self.keep("model/start", start, pieces=True)
         self.keep("config", brief)
@@ -143,19 +121,16 @@ class Mqtt(Post):
         if self.heard.get(device) == payload:
             return None
         try:
-            clients, ready = self.greet(device, payload)
+            event = self.meet(device, payload)
         except Refused as reason:
             log.warning("the device %s is refused: %s", printable(device), reason)
             self._tell(device, str(reason))
             return None
-        if ready is None:
+        if device in self.here:
+            self.heard[device] = payload
+        else:
             self.heard.pop(device, None)
-            if self.here.pop(device, None) is not None:
-                self.gone[device] = time.monotonic()
-            return Gone(clients)
-        self.heard[device], self.here[device] = payload, ready
-        self.owner |= dict.fromkeys(clients, device)
-        return Here(clients) if ready == self.federation else None
+        return event
 
     def _tell(self, device: str, reason: str) -> None:
         self.link.say(f"{self.root}/refused/{device}", reason.encode())

@@ -60,6 +60,12 @@ class Device:
             return None
         return {"state": state, "down": tree.fill(self.agreement.forms.down, kept[1])}
 
+    def measure(self, client: int) -> None:
+        """Its personal model, where it was measured by another process than this."""
+        model = self.personal(client)
+        if model is not None:
+            self.measured[client] = self._scores(client, **model)
+
     def _act(self, header: Header, tensors: tree.Tree) -> bytes:
         client, made, turn = header.client, header.made, Turn(header.round, header.rate)
         if header.kind == "join":

@@ -7,12 +7,14 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from coterie.api import choose, drive
+from coterie.clients.devices import Devices, Greet
 from coterie.clients.mqtt import Mqtt
 from coterie.clients.remote import Patience, Remote
 from coterie.core.errors import CoterieError, unknown
@@ -47,10 +49,15 @@ class Service:
             raise unknown("way to compress", self.compress, COMPRESS)
 
 
-def serve(
+def serve(method: str | AnyMethod, service: Service, broker: Broker, **how: Any) -> Result:
+    """All rounds with devices that join over MQTT. how: what `conduct` takes."""
+    return conduct(method, service, partial(Mqtt, broker, service.name), **how)
+
+
+def conduct(
     method: str | AnyMethod,
     service: Service,
-    broker: Broker,
+    connect: Callable[[Greet], Devices],
     *,
     model: str | nn.Module | None = None,
     head: str | None = None,
@@ -63,7 +70,7 @@ def serve(
     config: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Result:
-    """All rounds with devices that join over MQTT. resume: go on with the run in `out`, if there is one."""
+    """All rounds with the devices that come. resume: go on with the run in `out`, if there is one."""
     resume = resume and out is not None and (Path(out) / "config.json").exists()
     roll = Roll(service.num_clients)
 
@@ -73,7 +80,7 @@ def serve(
             show(f"{device} {'is gone' if ready is None else 'is here'}: clients {', '.join(map(str, ids))}")
         return ids, ready
 
-    post = Mqtt(broker, service.name, greet)
+    post = connect(greet)
     try:
         gather(roll, post, patience, show)
         facts = roll.facts
@@ -104,7 +111,7 @@ def serve(
         post.close()
 
 
-def gather(roll: Roll, post: Mqtt, patience: Patience, show: Callable[[str], None]) -> None:
+def gather(roll: Roll, post: Devices, patience: Patience, show: Callable[[str], None]) -> None:
     """Until every client has a device."""
     end, told = time.monotonic() + patience.wait, -1
     while not roll.full:
@@ -123,7 +130,7 @@ def network_for(network: str | nn.Module, facts: Facts, seed: int, head: str | N
 
 
 def announce(
-    post: Mqtt, deal: Agreement, facts: Facts, federation: Settings, network: str | None, head: str | None
+    post: Devices, deal: Agreement, facts: Facts, federation: Settings, network: str | None, head: str | None
 ) -> None:
     start = deal.start_message()
     brief = Brief(
