@@ -27,7 +27,7 @@ from coterie.clients.base import Returned, Turn
 from coterie.core import tree
 from coterie.core.samples import FederatedData
 from coterie.federation import federate
-from coterie.federation.folder import plain
+from coterie.federation.model_files import plain
 
 MOSQUITTO = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
 DATA = {"num_clients": 6, "local_size": 30, "test_size": 20}

@@ -267,7 +267,8 @@ def run(
     known, strangers = (
         keep_out(data, federation.new_clients, federation.seed) if federation.new_clients else (data, None)
     )
-    privacy = guarantee(protection, method, model, federation, known, strangers)
+    new = strangers.train.sizes if strangers else ()
+    privacy = guarantee(protection, method, model, federation, known.train.x[:1], known.train.sizes, new)
     method = protection.around(method, model, federation.joining(known.clients), federation.seed)
     method = encryption.around(method)
     placed = place(method, model, known, federation.seed, how)
@@ -314,17 +315,20 @@ def guarantee(
     method: AnyMethod,
     model: Model,
     federation: Settings,
-    known: FederatedData,
-    strangers: FederatedData | None,
+    x: Tensor,
+    sizes: Sequence[int],
+    new: Sequence[int] = (),
 ) -> dict[str, Any] | None:
-    """What differential privacy comes to; None where none is asked for. An error if this method cannot have it."""
+    """What differential privacy comes to; None where none is asked for. An error if this method cannot have it.
+
+    x: (1, ...) any sample. sizes, new: training samples of the clients that train, and of those that come after.
+    """
     protection.check(method)
     if not protection.private:
         return None
-    rounds = taken_part(federation.seed, federation.rounds, known.clients, federation.joining(known.clients))
-    sizes, new = known.train.sizes, strangers.train.sizes if strangers else ()
+    rounds = taken_part(federation.seed, federation.rounds, len(sizes), federation.joining(len(sizes)))
     again = federation.full_last_round and federation.join_ratio < 1
-    return protection.guarantee(method, model, known.train.x[:1], (*sizes, *new), (*rounds, *(1 for _ in new)), again)
+    return protection.guarantee(method, model, x, (*sizes, *new), (*rounds, *(1 for _ in new)), again)
 
 
 def drive(

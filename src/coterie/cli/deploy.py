@@ -53,6 +53,8 @@ def add_flower_flags(parser: argparse.ArgumentParser, argv: list[str]) -> None:
     from coterie.core.local import Sgd
     from coterie.deploy.server import Service
     from coterie.federation import Safety, Settings
+    from coterie.protection import Protection
+    from coterie.protection.encryption import Encryption
 
     parser.add_argument("--out", metavar="FOLDER", help="folder to leave the run in; must not exist")
     parser.add_argument("--resume", action="store_true", help="go on with the run in --out, if there is one")
@@ -60,7 +62,8 @@ def add_flower_flags(parser: argparse.ArgumentParser, argv: list[str]) -> None:
     parser.add_argument("--head", metavar="NAME", help="name of the model's head, where it is not its last module")
     parser.add_argument("--protocol", default="pac", help="defaults as in a paper: pac, reg, crc or akd")
     for title, kind in (("service", Service), ("patience", Patience), ("local training", Sgd),
-                        ("federation", Settings), ("safety", Safety)):  # fmt: skip
+                        ("federation", Settings), ("safety", Safety), ("protection", Protection),
+                        ("encryption", Encryption)):  # fmt: skip
         add_flags(parser, title, kind)
     add_method_flags(parser, argv)
 
@@ -77,6 +80,12 @@ def add_join_flags(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--dir", metavar="FOLDER", default="coterie-device", help="what is kept here (coterie-device)")
     parser.add_argument("--model", metavar="package.module:Class", help="the network, where it is not Coterie's own")
+    parser.add_argument(
+        "--keys", metavar="FOLDER", help="weights leave this device encrypted with these, or not at all"
+    )
+    parser.add_argument(
+        "--tell-classes", action="store_true", help="tell the server how many samples of each class there are"
+    )
     add_flags(parser, "broker", Broker)
     add_flags(parser, "data", DataSettings)
 
@@ -91,9 +100,12 @@ def do_serve(chosen: argparse.Namespace) -> None:
     from coterie.display import round_line
     from coterie.federation import Safety, Settings
     from coterie.network.mqtt import Broker
+    from coterie.protection import Protection
+    from coterie.protection.encryption import Encryption
 
     kind = type(make_method(chosen.method))
-    settings = {n: v for part in (Sgd, Settings, Safety, kind) for n, v in given(chosen, part).items()}
+    parts = (Sgd, Settings, Safety, Protection, Encryption, kind)
+    settings = {n: v for part in parts for n, v in given(chosen, part).items()}
     quiet = hasattr(chosen, "json")
     out = Path(getattr(chosen, "out", None) or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{chosen.method}-served")
     show = (lambda line: None) if quiet else say
@@ -143,8 +155,8 @@ def do_join(chosen: argparse.Namespace) -> None:
 
     ids, held = load_hosted(chosen.clients, DataSettings(**given(chosen, DataSettings)))
     broker = Broker(**given(chosen, Broker))
-    plans = Plans(getattr(chosen, "model", None))
-    member = Member(broker, chosen.name, chosen.device, held, ids, Path(chosen.dir), plans, say)
+    plans = Plans(Path(chosen.dir), getattr(chosen, "model", None), getattr(chosen, "keys", None))
+    member = Member(broker, chosen.name, chosen.device, held, ids, plans, say, hasattr(chosen, "tell_classes"))
     left = member.run()
     if left:
         say(f"the federation is over; the models of clients {', '.join(map(str, ids))} are in {left}")

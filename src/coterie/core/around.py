@@ -31,6 +31,10 @@ class Around(Method[Any, Any, Any, Any]):
         """The inner method's server state, where this layer has put something around it."""
         return server
 
+    def opened(self, down: Any) -> Any:
+        """What the inner method's client is sent, where this layer has put something around it."""
+        return down
+
     def server_init(self, model: Model, census: Census) -> Any:
         return self.inner.server_init(model, census)
 
@@ -71,6 +75,11 @@ class Around(Method[Any, Any, Any, Any]):
 
 def innermost(method: Method[Any, Any, Any, Any]) -> Method[Any, Any, Any, Any]:
     return innermost(method.inner) if isinstance(method, Around) else method
+
+
+def innermost_down(method: Method[Any, Any, Any, Any], down: Any) -> Any:
+    """What the innermost method's client is sent."""
+    return innermost_down(method.inner, method.opened(down)) if isinstance(method, Around) else down
 
 
 def innermost_server(method: Method[Any, Any, Any, Any], server: Any) -> Any:

@@ -11,10 +11,8 @@ from typing import Any
 from coterie.api import make_method, method_name
 from coterie.clients.remote import Patience
 from coterie.core.errors import CoterieError
-from coterie.core.local import Sgd
-from coterie.deploy.options import key_of, read_run
+from coterie.deploy.options import FEDERATION, key_of, read_run
 from coterie.deploy.server import Service
-from coterie.federation import Safety, Settings
 from coterie.network.flower import QUIET
 
 TOP = """\
@@ -60,7 +58,7 @@ def write_app(folder: Path, method: str, asked: Mapping[str, Any]) -> list[Path]
     """The files written. asked: settings that are not as usual."""
     method = method_name(method)
     values = {"method": method, **USUAL, **{name: plain(value) for name, value in asked.items() if value is not None}}
-    kinds = (Service, Settings, Safety, Sgd, type(make_method(method)), Patience)
+    kinds = (Service, *FEDERATION, type(make_method(method)), Patience)
     known = {field.name: field for kind in kinds for field in fields(kind) if field.name != "train"}
     keys = {name: key_of(field) for name, field in known.items()}
     read_run({keys.get(name, name): value for name, value in values.items()})  # tells what is wrong

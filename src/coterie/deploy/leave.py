@@ -14,6 +14,7 @@ import torch
 from coterie.api import facts
 from coterie.clients import Scores, States
 from coterie.core import tree
+from coterie.core.around import innermost, innermost_down
 from coterie.core.errors import CoterieError
 from coterie.deploy.device import Device
 from coterie.deploy.terms import Brief
@@ -38,13 +39,15 @@ class Own(Result):
 
 def leave_models(device: Device, brief: Brief, out: Path) -> Path:
     found = {client: model for client in device.ids if (model := device.personal(client)) is not None}
+    for model in found.values():
+        model["down"] = innermost_down(device.method, model["down"])
     if not found:
         raise CoterieError("the federation ended before the clients of this device had a model")
     ids = tuple(sorted(found))
     data = device.data.pick([device.ids.index(client) for client in ids])
     record = Round(max(device.round, 1), torch.tensor(ids), scores=scores(device, ids))
     states = States(len(ids), torch.device("cpu"))
-    result = Own(device.method, device.model, data, (), states, History([record]), found)
+    result = Own(innermost(device.method), device.model, data, (), states, History([record]), found)
     config = {
         "method": brief.method,
         "network": {"name": brief.network, "head": brief.head},

@@ -39,15 +39,15 @@ class Member:
         device: str,
         data: FederatedData,
         ids: tuple[int, ...],
-        folder: Path,
         plans: Plans,
         show: Callable[[str], None] = log.info,
+        tell_classes: bool = False,  # whether the server may know how many samples of each class there are
     ) -> None:
         for what, word in (("device", device), ("federation", name)):
             if not NAME.fullmatch(word):
                 raise CoterieError(f"'{word}' is no name for a {what}: letters, digits, '-', '_' and '.' only")
-        self.root, self.name, self.folder, self.plans, self.show = f"coterie/{name}", device, folder, plans, show
-        self.data, self.ids, self.hello = data, ids, hello(device, data, ids)
+        self.root, self.name, self.plans, self.show = f"coterie/{name}", device, plans, show
+        self.folder, self.data, self.ids, self.hello = plans.folder, data, ids, hello(device, data, ids, tell_classes)
         self.brief: Brief | None = None
         self.device: Device | None = None
         self.start, self.all = Parcels(0), Parcels(0)

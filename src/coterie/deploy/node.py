@@ -38,6 +38,8 @@ class Hosting:
     dir: str = field(default="", metadata={"help": "folder of this device: what its clients remember, their models"})
     device: str = field(default="", metadata={"help": "name of this device; usually made of the clients' numbers"})
     model: str = field(default="", metadata={"help": "package.module:Class, where the network is not Coterie's own"})
+    keys: str = field(default="", metadata={"help": "folder of keys: weights leave this device encrypted"})
+    tell_classes: bool = field(default=False, metadata={"help": "tell the server the number of samples of each class"})
 
     def __post_init__(self) -> None:
         if not self.clients:
@@ -55,7 +57,8 @@ class Hosting:
 class Node:
     def __init__(self, hosting: Hosting, wanted: DataSettings) -> None:
         self.hosting, self.wanted = hosting, wanted
-        self.folder, self.plans = Path(hosting.dir), Plans(hosting.model or None)
+        self.folder = Path(hosting.dir)
+        self.plans = Plans(self.folder, hosting.model or None, hosting.keys or None)
 
     @cached_property
     def held(self) -> tuple[tuple[int, ...], FederatedData]:
@@ -67,7 +70,7 @@ class Node:
     def hello(self, parcel: Parcel) -> Parcel:
         """Who this is. Terms that come with the question are kept, if they can be taken."""
         ids, data = self.held
-        said = hello(self.hosting.name, data, ids)
+        said = hello(self.hosting.name, data, ids, self.hosting.tell_classes)
         if parcel.parts:
             self._take_terms(*parcel.parts)
             said = replace(said, ready=parcel.words["federation"])

@@ -13,7 +13,11 @@ from coterie.core.errors import CoterieError
 from coterie.core.local import Sgd
 from coterie.deploy.server import Service
 from coterie.federation import Safety, Settings
+from coterie.protection import Protection
+from coterie.protection.encryption import Encryption
 from coterie.recipes.keys import Keys
+
+FEDERATION = (Settings, Safety, Protection, Encryption, Sgd)  # what is set beside the method's own
 
 
 class Wanted(NamedTuple):
@@ -27,13 +31,13 @@ class Wanted(NamedTuple):
     protocol: str
     out: str | None
     resume: bool
-    settings: dict[str, Any]  # of the federation, its safety, local training and the method
+    settings: dict[str, Any]  # of FEDERATION and the method
 
 
 def read_run(config: Mapping[str, Any]) -> Wanted:
     keys = opened("run config: ", config)
     method = keys.take("method", str)
-    parts = [taken(keys, kind) for kind in (Service, Patience, Settings, Safety, Sgd, type(make_method(method)))]
+    parts = [taken(keys, kind) for kind in (Service, Patience, *FEDERATION, type(make_method(method)))]
     model, head = keys.take("model", str, None), keys.take("head", str, None)
     protocol = keys.take("protocol", str, "pac")
     out, resume = keys.take("out", str, None), keys.take("resume", bool, False)

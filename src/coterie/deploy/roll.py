@@ -71,7 +71,7 @@ class Roll:
             if owner != said.device:
                 raise Refused(f"client {client.id} is on the device {owner} already")
             counts = (*client.counts, client.test, client.validation or 0)
-            if len(client.counts) != said.facts.classes or min(counts) < 0 or sum(counts) > MOST_SAMPLES:
+            if len(client.counts) not in (1, said.facts.classes) or min(counts) < 0 or sum(counts) > MOST_SAMPLES:
                 raise Refused(f"what it says of client {client.id} cannot be")
             if sum(client.counts) == 0:
                 raise Refused(f"client {client.id} has no samples to train with")
@@ -94,8 +94,11 @@ class Roll:
 
     @property
     def census(self) -> Census:
-        counts = torch.tensor([client.counts for client in self.rows])
-        return Census(counts.sum(1), counts)
+        """Classes are zero where not all devices tell of them: no method asks for them, only pictures do."""
+        rows, classes = self.rows, self.facts.classes
+        told = all(len(client.counts) == classes for client in rows)
+        counts = torch.tensor([client.counts if told else (0,) * classes for client in rows])
+        return Census(torch.tensor([sum(client.counts) for client in rows]), counts)
 
     @property
     def splits(self) -> tuple[str, ...]:

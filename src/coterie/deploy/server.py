@@ -6,17 +6,19 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
-from coterie.api import choose, drive
+from coterie.api import choose, drive, guarantee
 from coterie.clients.devices import Devices, Greet
 from coterie.clients.mqtt import Mqtt
 from coterie.clients.remote import Patience, Remote
+from coterie.core.around import innermost
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.model import Model, make_model
 from coterie.deploy.roll import NAME, Roll
@@ -28,6 +30,8 @@ from coterie.models import build
 from coterie.network.letters import COMPRESS, Agreement
 from coterie.network.mqtt import Broker
 from coterie.network.wire import checksum
+from coterie.protection import Protection
+from coterie.protection.encryption import Encryption
 
 log = logging.getLogger("coterie")
 
@@ -84,22 +88,32 @@ def conduct(
     try:
         gather(roll, post, patience, show)
         facts = roll.facts
+        protection = Protection(**{f.name: settings.pop(f.name) for f in fields(Protection) if f.name in settings})
+        encryption = Encryption(**{f.name: settings.pop(f.name) for f in fields(Encryption) if f.name in settings})
         chosen, federation, safety, usual = choose(method, protocol, facts.name, facts.shape, settings)
         check(federation)
         network = model if model is not None else usual
         identity = read_config(Path(out))["deployment"]["federation"] if resume and out else secrets.token_hex(16)
         made = network_for(network, facts, federation.seed, head)
-        dtype = dtype_of(facts)
+        dtype, joining = dtype_of(facts), federation.joining(roll.clients)
+        sizes = roll.census.samples.tolist()
+        privacy = guarantee(protection, chosen, made, federation, torch.zeros(1, *facts.shape, dtype=dtype), sizes)
+        around = {} if protection == Protection() else asdict(protection)
+        layered = protection.around(chosen, made, joining, federation.seed, secrets.randbits(63))
+        layered = encryption.on_server(layered)
+        asked = {"around": around, "joining": joining, "encrypt": encryption.encrypt}
         deal = Agreement(
-            chosen, made, roll.clients, facts.shape, dtype, roll.splits, federation.seed, service.compress, identity
+            layered, made, roll.clients, facts.shape, dtype, roll.splits, federation.seed, service.compress, identity
         )
         name = network if isinstance(network, str) else None
-        announce(post, deal, facts, federation, name, head)
+        announce(post, deal, facts, federation, name, head, asked)
         clients = Remote(deal, roll.census, post, patience, safety.max_left_out)
         about = {
             **(config or {}),
             "network": {"name": name, "head": head},
             "data": roll.about(),
+            "protection": {**around, "privacy": privacy} if around else {},
+            **encryption.about(layered),
             "deployment": {"federation": identity, **asdict(service), "devices": devices(roll)},
         }
         result = drive(clients, None, federation, safety, out, resume, watch, about)
@@ -130,14 +144,20 @@ def network_for(network: str | nn.Module, facts: Facts, seed: int, head: str | N
 
 
 def announce(
-    post: Devices, deal: Agreement, facts: Facts, federation: Settings, network: str | None, head: str | None
+    post: Devices,
+    deal: Agreement,
+    facts: Facts,
+    federation: Settings,
+    network: str | None,
+    head: str | None,
+    protection: dict[str, Any],
 ) -> None:
-    start = deal.start_message()
+    start, method = deal.start_message(), innermost(deal.method)
     brief = Brief(
         deal.federation,
         deal.digest,
         checksum(start),
-        {"name": deal.method.title, **asdict(deal.method)},
+        {"name": method.title, **asdict(method)},
         network,
         head,
         deal.clients,
@@ -146,6 +166,7 @@ def announce(
         deal.seed,
         deal.compress,
         facts,
+        protection,
     )
     post.announce(deal.federation, to_json(brief), start, deal.most_answer)
 

@@ -47,7 +47,7 @@ class Hosted:
     """A client, as its device tells of it."""
 
     id: int
-    counts: tuple[int, ...]  # training samples of each class
+    counts: tuple[int, ...]  # training samples of each class; one number, of all, where classes are not told
     test: int  # samples
     validation: int | None
 
@@ -93,8 +93,8 @@ class Brief:
             raise Refused("brief.clients and brief.rounds are at least 1")
 
 
-def hello(device: str, data: FederatedData, ids: tuple[int, ...]) -> Hello:
-    counts = data.train.class_counts(data.classes).tolist()
+def hello(device: str, data: FederatedData, ids: tuple[int, ...], tell_classes: bool = False) -> Hello:
+    counts = data.train.class_counts(data.classes).tolist() if tell_classes else [[n] for n in data.train.sizes]
     held = [None] * len(ids) if data.validation is None else data.validation.sizes
     rows = zip(ids, counts, data.test.sizes, held, strict=True)
     return Hello(device, Facts.of(data), tuple(Hosted(i, tuple(c), test, v) for i, c, test, v in rows))

@@ -67,14 +67,18 @@ class Folder:
         logging.getLogger("coterie").addHandler(self.log)
 
     def begin(self, counts: Tensor, partition: Any, picture: str, records: Iterable[Round] = ()) -> None:
-        """What is known before the first round, or before the one after these. counts: (m, K) training samples."""
+        """What is known before the first round, or before the one after these.
+
+        counts: (m, K) training samples; all zero: not known.
+        """
         self.records = list(records)
         try:
             if partition is not None:
                 partition.save(self.path / "partition.npz")
-            self.write("partition.svg", picture)
-            data = self.config["data"]
-            self._table("classes.csv", class_rows(counts, data["class_names"], data.get("ids")))
+            if counts.any():
+                self.write("partition.svg", picture)
+                data = self.config["data"]
+                self._table("classes.csv", class_rows(counts, data["class_names"], data.get("ids")))
             self._tables()
         except OSError as error:
             raise CoterieError(f"{self.path} cannot be written to: {error.strerror}") from None

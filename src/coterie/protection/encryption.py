@@ -24,7 +24,7 @@ from coterie.core.model import Model
 from coterie.core.tree import Tree
 from coterie.protection import ckks
 from coterie.protection.examine import AnyMethod, Parts, examine
-from coterie.protection.keys import Keys, load_secret, new_keys
+from coterie.protection.keys import Keys, load_public, load_secret, new_keys
 from coterie.protection.linear import Place, coefficients, columns, stand_in
 
 log = logging.getLogger("coterie")
@@ -61,6 +61,9 @@ class Encrypted(Around):
     def inside(self, server: Any) -> Any:
         """In a simulation; a server that has not the secret cannot look inside."""
         return self.reveal(server) if self.keys.secret else server
+
+    def opened(self, down: Any) -> Any:
+        return self.reveal(down)
 
     def rehearsed(self) -> AnyMethod:
         """With keys that nobody has: messages have the same form, and a side without the secret can make them."""
@@ -274,6 +277,16 @@ class Encryption:
         if not self.encrypt:
             return method
         return Encrypted(inner=method, keys=load_secret(self.keys) if self.keys else new_keys())
+
+    def on_server(self, method: AnyMethod) -> AnyMethod:
+        """The same where clients are elsewhere: the server has the public key only."""
+        if not self.encrypt:
+            return method
+        if not self.keys:
+            raise CoterieError(
+                "a server needs the public key of its clients: `coterie keys FOLDER`, then --keys FOLDER"
+            )
+        return Encrypted(inner=method, keys=load_public(self.keys))
 
     def about(self, method: AnyMethod) -> dict[str, Any]:
         """For the configuration of a run: of its keys only which, and not even that if they end with the run."""
