@@ -349,7 +349,7 @@ def test_a_device_under_fire(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ca
     caplog.set_level("ERROR")
     data = toy.toy()
     terms, told, start = served(data)
-    member = Member(Broker(), "federation", "ward", data.pick((0, 3)), (0, 3), tmp_path, Plans(), lambda line: None)
+    member = Member(Broker(), "federation", "ward", data.pick((0, 3)), (0, 3), Plans(tmp_path), lambda line: None)
     link: Any = member.link
 
     def hear(branch: str, *payloads: bytes) -> None:

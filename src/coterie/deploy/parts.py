@@ -62,8 +62,8 @@ def agreement_of(brief: Brief, model: Model, plans: Plans) -> Agreement:
     facts = brief.facts
     try:
         deal = Agreement(
-            method_of(brief, model, plans), model, brief.clients, facts.shape, dtype_of(facts), brief.splits, brief.seed,
-            brief.compress, brief.federation,
+            method_of(brief, model, plans), model, brief.clients, facts.shape, dtype_of(facts), brief.splits,
+            brief.seed, brief.compress, brief.federation,
         )  # fmt: skip
         _ = deal.forms  # whether the method works with what it is given
     except (TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:
