@@ -256,7 +256,7 @@ def brief(terms: Agreement) -> Brief:
         def announce(self, federation: str, message: bytes, start: bytes, most: int) -> None:
             told.append(message)
 
-    announce(Told(), terms, Facts.of(toy.toy()), Settings(rounds=3), "linear", None)  # type: ignore[arg-type]
+    announce(Told(), terms, Facts.of(toy.toy()), Settings(rounds=3), "linear", None, {})  # type: ignore[arg-type]
     return from_json(Brief, told[0])
 
 
@@ -411,6 +411,6 @@ def served(data: Any) -> tuple[Agreement, bytes, bytes]:
         def announce(self, federation: str, message: bytes, start: bytes, most: int) -> None:
             said.update(brief=message, start=start)
 
-    announce(Told(), terms, facts, Settings(rounds=3), "linear", None)  # type: ignore[arg-type]
+    announce(Told(), terms, facts, Settings(rounds=3), "linear", None, {})  # type: ignore[arg-type]
     peek(said["start"], terms.start)
     return terms, said["brief"], said["start"]
