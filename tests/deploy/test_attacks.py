@@ -94,8 +94,7 @@ def test_a_federation_over_tls(secure: Machines) -> None:
     flags |= {name: str(secure.folder / "certs" / f"two.{end}") for name, end in (("cert", "pem"), ("key", "key"))}
     server_files = {n: str(secure.folder / "certs" / f"server.{end}") for n, end in (("cert", "pem"), ("key", "key"))}
     own = [f"{ROOT}/model/up/two/1", f"{ROOT}/ack/two/1", f"{ROOT}/presence/two"]
-    foreign = ("presence/one", "model/up/one/0", "eval/report/one/0", "ack/one/0", "claim/one", "server", "config",
-               "round/plan", "model/start/0", "model/all/0", "model/down/one/0", "refused/one")  # fmt: skip
+    foreign = ("presence/one", "model/up/one/0", "claim/one", "server", "config", "round/plan", "refused/one")
     log = secure.broker.log
     with stranger(secure, **{**flags, **server_files}) as witness:
         witness.subscribe("coterie/#", qos=1)

@@ -67,7 +67,7 @@ def test_the_server_is_killed_and_goes_on(machines: Machines) -> None:
 
 def test_ctrl_c_ends_the_round_and_devices_wait(machines: Machines) -> None:
     devices = machines.join_all()
-    server = machines.serve("fedavg", *flags(40))
+    server = machines.serve("fedavg", *flags(20))
     server.wait_for("round 2:")
     server.signal(signal.SIGINT)
     assert server.end(60) == 130
@@ -75,8 +75,8 @@ def test_ctrl_c_ends_the_round_and_devices_wait(machines: Machines) -> None:
     assert f"stopped after round {done}; the same command with --resume goes on after round {done}" in server.said
     assert "Traceback" not in server.said
     assert all(device.process.is_alive() for device in devices.values())
-    server = machines.serve("fedavg", *flags(40), "--resume")
-    assert_as_simulated(machines, server, "fedavg", 40)
+    server = machines.serve("fedavg", *flags(20), "--resume")
+    assert_as_simulated(machines, server, "fedavg", 20)
     assert f"round {done}:" not in server.said
     assert_left_models(*devices.values())
 
@@ -134,7 +134,8 @@ def apart(tmp_path: Path) -> Iterator[Machines]:
     try:
         for words in (f"netns add {FAR}", f"link add {NEAR} type veth peer name far0 netns {FAR}",
                       f"addr add 10.231.77.1/30 dev {NEAR}", f"link set {NEAR} up",
-                      f"-n {FAR} addr add 10.231.77.2/30 dev far0", f"-n {FAR} link set far0 up"):  # fmt: skip
+                      f"-n {FAR} addr add 10.231.77.2/30 dev far0", f"-n {FAR} link set far0 up",
+                      f"-n {FAR} link set lo up"):  # fmt: skip
             done = subprocess.run(["ip", *words.split()], capture_output=True, text=True, check=False)
             if done.returncode:
                 pytest.skip(f"networks of one's own need root: ip {words}: {done.stderr.strip()}")

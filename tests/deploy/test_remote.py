@@ -17,6 +17,7 @@ import torch
 
 from coterie.api import drive
 from coterie.clients import remote as remote_clients
+from coterie.clients.base import send
 from coterie.clients.remote import Answer, Event, Gone, Here, Patience, Remote
 from coterie.core import tree
 from coterie.core.errors import CoterieError
@@ -149,8 +150,7 @@ CASES: dict[str, set[At]] = {  # who is left out then
 }
 
 
-@pytest.mark.parametrize("name", ["fedper", "scaffold"])
-@pytest.mark.parametrize("fault", CASES)
+@pytest.mark.parametrize(("name", "fault"), [*(("fedper", fault) for fault in CASES), ("scaffold", "late")])
 def test_faults(name: str, fault: str, tmp_path: Path) -> None:
     remote = federation(name, tmp_path, {(1, 3): fault})
     server, history = federate(remote, SETTINGS)
@@ -251,6 +251,40 @@ def test_compressed(compress: str, tmp_path: Path) -> None:
     expected, _ = toy.looped(method, model, data, rounds=1, join_ratio=1.0)
     gap = toy.distance({n: t for n, t in expected.items() if n.startswith("server")}, tree.flatten({"server": server}))
     assert gap == 0 if compress == "zstd" else 0 < gap < 0.02
+
+
+def test_a_flood_does_not_move_the_deadline(tmp_path: Path, clock: Clock) -> None:
+    """One client never answers, and somebody never stops talking in its name."""
+    remote = federation("fedavg", tmp_path, {(0, 2): "letter lost"})
+    post: Any = remote.post
+    receive, count = post.receive, [0]
+
+    def flooded(seconds: float) -> Event | None:
+        clock.now += 0.5
+        count[0] += 1
+        return receive(seconds) if post.events else Answer(2, b"nonsense")
+
+    post.receive = flooded
+    _, history = federate(remote, Settings(rounds=1, seed=7, full_last_round=False))
+    assert history[0].left_out == (2,)
+    assert count[0] < 1000
+
+
+def test_who_begins_anew_when_measured_does_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Clients 0 and 3 lose what they remembered while they are not asked to train."""
+    remote = federation("fedper", tmp_path, {})
+    post: Any = remote.post
+
+    def watch(record: Any) -> None:
+        if record.number == 4:
+            post.restart(0, lost=True)
+
+    federate(remote, SETTINGS, watch)
+    downs = send(remote.method, remote.method.server_init(remote.model, remote.census), remote.everyone)
+    for _ in range(2):
+        remote.scored = ((), {})
+        assert len(remote.score(remote.everyone, downs, "test").clients) == 5
+    assert caplog.text.count("client 0 begins anew") == 1
 
 
 # Too few, and on from the checkpoint.

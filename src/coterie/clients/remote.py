@@ -281,6 +281,7 @@ class Asked:
             else:
                 self._drop(client, said.header.note or "it could not")
         elif client in self.after:
+            self.remote._remember([letter])
             self._send(client, self.after.pop(client))
         else:
             self.answers[client] = letter, said

@@ -93,6 +93,7 @@ class Device:
         if not self.agreement.fits(tree.flatten(up)):
             raise Trouble(f"its update has numbers that are too large for {self.agreement.compress}")
         self.store.keep(client, made, after)
+        self.store.keep_down(client, made, tree.flatten(down))  # its model, if this was the last training
         self.round = max(self.round, header.round + 1)
         found = tree.flatten({"up": up})
         if header.measure:

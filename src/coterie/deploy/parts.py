@@ -97,10 +97,13 @@ def own_secret(folder: Path) -> int:
 
 def keep_terms(folder: Path, brief: Brief, start: bytes) -> None:
     """For a device that is away when the federation ends."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in (("brief.json", to_json(brief)), ("start.bin", start)):
-        with whole(folder / name) as part:
-            part.write_bytes(content)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in (("brief.json", to_json(brief)), ("start.bin", start)):
+            with whole(folder / name) as part:
+                part.write_bytes(content)
+    except OSError as error:
+        raise CoterieError(f"{folder} cannot be written to: {error.strerror}") from None
 
 
 def kept_terms(folder: Path, federation: str) -> tuple[Brief, bytes] | None:
