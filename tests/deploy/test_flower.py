@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from coterie.api import load_clients, run
 from coterie.cli import main
+from coterie.federation.folder import read_config
 from coterie.personal.run import load_run
 from tests import superlink, toy
 
@@ -52,10 +53,10 @@ def test_a_federation(link: superlink.SuperLink, tmp_path: Path) -> None:
     number = link.submit(app(tmp_path, "fedpac", rounds=2, evaluate_every=2), out=str(tmp_path / "run"))
     assert link.wait(number, tmp_path / "run" / "result.json") == "finished:completed"
     assert_same_run(tmp_path, "fedpac", rounds=2, evaluate_every=2)
-    here = load_run(tmp_path / "here")
-    accuracy = {client.number: client.accuracy for client in here.clients}
+    accuracy = {client.number: client.accuracy for client in load_run(tmp_path / "here").clients}
+    federation = read_config(tmp_path / "run")["deployment"]["federation"]
     for n, own in enumerate(((0, 1), (2,), (3, 5), (4,))):
-        left = load_run(next((link.folder / f"device-{n}").glob("*/run")))
+        left = load_run(link.folder / f"device-{n}" / federation[:16] / "run")
         assert {client.number: client.accuracy for client in left.clients} == {i: accuracy[i] for i in own}
         for i in own:
             name = f"client-{i}.safetensors"
