@@ -15,7 +15,6 @@ from coterie.federation.folder import read_config
 from coterie.personal.run import load_run
 from tests import superlink, toy
 
-pytest.importorskip("flwr")
 pytestmark = pytest.mark.flower
 
 NODES = 4

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from coterie.api import run
 from coterie.cli import main
@@ -28,6 +29,7 @@ from coterie.deploy.server import Service, conduct
 from coterie.network.flower import Line, Parcel, trouble
 from coterie.network.wire import Refused
 from coterie.personal.run import load_run
+from coterie.protection.keys import make_keys
 from tests import toy
 
 SETTINGS: dict[str, Any] = {"rounds": 3, "join_ratio": 0.6, "epochs": 1, "seed": 3, "full_last_round": False}
@@ -241,3 +243,68 @@ def test_no_app_of_wrong_settings(tmp_path: Path, flags: list[str]) -> None:
     with pytest.raises(SystemExit):
         main(["flower", str(tmp_path / "app"), "fedpac", *flags])
     assert not (tmp_path / "app").exists()
+
+
+def with_keys(line: Fake, folder: Path) -> None:
+    line.config = {node: {**config, "keys": str(folder)} for node, config in line.config.items()}
+
+
+def test_weights_that_the_server_cannot_read(tmp_path: Path) -> None:
+    """It has the public key only; what it comes to is what it would be without encryption."""
+    make_keys(tmp_path / "keys")
+    (tmp_path / "public").mkdir()
+    (tmp_path / "keys" / "public.ckks").rename(tmp_path / "public" / "public.ckks")
+    line, asked = Fake(tmp_path), {"encrypt": "ckks", "keys": str(tmp_path / "public"), "rounds": 1}
+    with_keys(line, tmp_path / "keys")
+    federate(line, "fedper", **asked)
+    expected = run("fedper", "mlp", toy.toy(), where="looped", **{**SETTINGS, "rounds": 1})
+    left = load_run(next((tmp_path / "device-0").glob("*/run")))
+    x = toy.toy().test.client(3)[0]
+    torch.testing.assert_close(left.personal_model(3)(x), expected.personal_model(3)(x), rtol=0, atol=1e-4)
+
+
+def test_a_device_with_keys_sends_nothing_that_can_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make_keys(tmp_path / "keys")
+    line = Fake(tmp_path)
+    with_keys(line, tmp_path / "keys")
+    with pytest.raises(CoterieError, match="clients are there"):
+        federate(line, patience=patience(wait=0.3))
+    assert "the server wants weights that it can read" in caplog.text
+    assert not any(kind == "letters" for _, kind in line.log)
+
+
+def test_a_device_without_keys_is_told_that_it_needs_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make_keys(tmp_path / "keys")
+    with pytest.raises(CoterieError, match="clients are there"):
+        federate(Fake(tmp_path), encrypt="ckks", keys=str(tmp_path / "keys"), patience=patience(wait=0.3))
+    assert "give the folder of its keys with --keys" in caplog.text
+
+
+def test_noise_comes_from_a_secret_of_each_device(tmp_path: Path) -> None:
+    """The same seed, settings and data; other secrets, so other noise. With these secrets again, the same."""
+    asked = {"dp_statistics": 1.0, "rounds": 1}
+    one, other = (federate(Fake(tmp_path / name), **asked) for name in ("one", "other"))
+    again = federate(Fake(tmp_path / "one"), **asked)
+    same(one, again)
+    assert toy.distance({"": one.server.prototypes}, {"": other.server.prototypes}) > 1e-3
+    found = [path.read_text() for path in tmp_path.rglob("secret")]
+    assert len(set(found)) == 6
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.rglob("secret")} == {0o600}
+    assert one.privacy["epsilon"] == pytest.approx(
+        run("fedpac", "mlp", toy.toy(), where="looped", **{**SETTINGS, **asked}).privacy["epsilon"]
+    )
+
+
+def test_classes_are_told_only_if_the_user_says_so(tmp_path: Path) -> None:
+    federate(Fake(tmp_path), rounds=1, out=tmp_path / "silent")
+    assert not (tmp_path / "silent" / "classes.csv").exists()
+    main(["report", str(tmp_path / "silent"), "--out", str(tmp_path / "report.html")])
+    assert "FedPAC" in (tmp_path / "report.html").read_text()
+    with pytest.raises(CoterieError, match="the models are on its devices"):
+        load_run(tmp_path / "silent")
+    line = Fake(tmp_path / "open")
+    line.config = {node: {**config, "tell-classes": True} for node, config in line.config.items()}
+    federate(line, rounds=1, out=tmp_path / "told")
+    _, *rows = (tmp_path / "told" / "classes.csv").read_text().splitlines()
+    counts = toy.toy().train.class_counts(toy.CLASSES).tolist()
+    assert rows == [",".join(map(str, [client, *own])) for client, own in enumerate(counts)]

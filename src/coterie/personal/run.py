@@ -244,6 +244,10 @@ def load_run(path: str | Path, model: str | nn.Module | None = None) -> Run:
     except (OSError, ValueError) as error:
         raise CoterieError(f"{path / 'config.json'}: damaged ({error})") from None
     check_config(path, config)
+    if "deployment" in config and "ids" not in config["data"]:
+        raise CoterieError(
+            f"{path}: this is of the server of a federation; the models are on its devices, each of which left a folder"
+        )
     if not (path / "result.json").is_file():
         rounds = config["federation"]["rounds"]
         done = min(len(table(path / "metrics.csv")), rounds)
