@@ -234,6 +234,7 @@ def test_a_hello_with_anything_in_it(name: str, value: Any) -> None:
         {"shape": ()},
         {"shape": (0,)},
         {"classes": 0},
+        {"classes": 10**9},
         {"dtype": "load"},
         {"class_names": ("a",)},
         {"transform": {"std": (0.0,), "mean": (0.5,)}},

@@ -46,6 +46,8 @@ class Devices(Post):
         if ready is None:
             self.leave(device)
             return Gone(clients)
+        if ready != self.federation == self.here.get(device):
+            self.leave(device)  # it was started again, or an old word of its came late: it will be ready soon
         self.here[device] = ready
         self.owner |= dict.fromkeys(clients, device)
         return Here(clients) if ready == self.federation else None

@@ -16,6 +16,7 @@ from coterie.deploy.terms import Facts, Hello, from_json
 from coterie.network.wire import Refused, checksum
 
 MOST_NUMBERS = 2**24  # of a sample
+MOST_CLASSES = 2**17
 MOST_SAMPLES = 2**40  # of a client
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
@@ -138,7 +139,8 @@ class Roll:
 def check_facts(facts: Facts) -> None:
     """What a network can be built for, within reason."""
     sides = facts.shape
-    if not 1 <= len(sides) <= 4 or min(sides) < 1 or math.prod(sides) > MOST_NUMBERS or facts.classes < 1:
+    possible = 1 <= len(sides) <= 4 and min(sides) >= 1 and math.prod(sides) <= MOST_NUMBERS
+    if not possible or not 1 <= facts.classes <= MOST_CLASSES:
         raise Refused(f"its samples are {about(facts)}, which cannot be")
     if not isinstance(getattr(torch, facts.dtype, None), torch.dtype):
         raise Refused(f"'{facts.dtype[:80]}' is no type of numbers")
