@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
@@ -10,3 +11,7 @@ torch.set_num_threads(1)
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels for GPUs run, slowly, without one
+
+for asking in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # a shell may have us ignore them; tests send them
+    if signal.getsignal(asking) == signal.SIG_IGN:
+        signal.signal(asking, signal.default_int_handler if asking == signal.SIGINT else signal.SIG_DFL)

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
+from coterie.cli import main
+
 TINY = ["--num-clients", "4", "--local-size", "40", "--test-size", "20", "--processes", "1", "--model", "linear"]
 
 
@@ -148,13 +150,29 @@ def test_a_model_of_ones_own(tmp_path: Path) -> None:
         ([], "COMMAND"),
     ],
 )
-def test_bad_input_is_told_in_a_line(arguments: list[str], said: str, tmp_path: Path) -> None:
-    done = coterie(*arguments, cwd=tmp_path)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
+def test_bad_input_is_told_in_a_line(
+    arguments: list[str],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    told = capsys.readouterr()
+    assert stop.value.code == 2
+    assert said in told.err
+    assert told.out == ""
     assert list(tmp_path.iterdir()) == []  # nothing half-written
+
+
+def test_bad_input_of_a_process(tmp_path: Path) -> None:
+    done = coterie("run", "fedpca", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("coterie: unknown method 'fedpca'")
+    assert "Traceback" not in done.stderr
 
 
 def test_a_folder_that_exists_is_not_touched(tmp_path: Path) -> None:
