@@ -175,7 +175,7 @@ def test_every_message_comes_twice_and_late(machines: Machines) -> None:
 
 @pytest.mark.slow
 def test_thirty_clients_of_whom_a_fifth_fails(machines: Machines, capsys: pytest.CaptureFixture[str]) -> None:
-    """In every round two of ten devices are killed and started again."""
+    """In every round two of ten devices are killed: one is started again at once, the other a round later."""
     from tests import machines as here
 
     count, rounds = 30, 50
@@ -184,12 +184,15 @@ def test_thirty_clients_of_whom_a_fifth_fails(machines: Machines, capsys: pytest
     devices = {name: machines.join(name, clients, data=data) for name, clients in held.items()}
     start = time.monotonic()
     server = machines.serve("fedper", *flags(rounds, "--grace", "1", "--evaluate-every", "10"), clients=count)
-    draw, done = random.Random(0), 0
+    draw, done, away = random.Random(0), 0, set[str]()
     while server.process.is_alive():
         if len(machines.rounds) > done:
             done = len(machines.rounds)
-            for name in draw.sample(sorted(held), 2):
+            back, (soon, late) = set(away), draw.sample(sorted(held.keys() - away), 2)
+            for name in (soon, late):
                 devices[name].kill()
+            away = {late}
+            for name in back | {soon}:
                 devices[name] = machines.join(name, held[name], data=data)
         time.sleep(0.05)
     seconds = time.monotonic() - start
