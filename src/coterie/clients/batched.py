@@ -1,7 +1,7 @@
 """Clients side by side: one call trains a whole cohort, stacked along a leading axis. The fast way on a GPU.
 
-Clients of a cohort are padded to one length; padding changes no result. On CUDA the whole update of a cohort is
-captured as a graph when its shape comes back, and replayed from then on.
+Clients of a cohort are padded to one length; padding changes no result. On CUDA the steps of training are recorded as
+a graph and replayed; where the shape of a cohort keeps coming back, its whole update is.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from coterie.core import fused, tree
 from coterie.core.errors import CoterieError
 from coterie.core.local import TEST_BATCH, Data
 from coterie.core.model import Model
+from coterie.core.replay import Recorder
 from coterie.core.samples import FederatedData, Split
 
 CPU_COHORT = 32  # clients side by side where memory cannot be asked
@@ -49,7 +50,7 @@ class Batched(Resident):
         self.cutter = Cutter(method, self.model, data)
         held = {name: split for name in SPLITS if (split := getattr(data, name)) is not None}
         self.samples = {name: Samples(split, self.device) for name, split in held.items()}
-        self.graphs = Graphs(self.device)
+        self.graphs = Graphs(Recorder(self.device) if self.device.type == "cuda" else None)
         self.remembered: dict[Any, list[Cohort]] = {}
         self.steps = self.padded = 0  # of all training so far
 
@@ -116,9 +117,7 @@ class Batched(Resident):
         key = keys(self.seed, job.turn, cohort.ids)
         rate = torch.full((), job.turn.rate, dtype=self.model.mean.dtype, device=self.device)
         inputs = (*held.padded(cohort), key, rate, given)
-        if job.task in ("join", "finish"):  # once
-            return body(*inputs)
-        return self.graphs.run(f"{job.task} {job.split} {form}", body, inputs)
+        return self.graphs.run(job.task, f"{job.split} {form}", body, inputs)
 
     def _one(self, job: Job, data: Data, state: Any, down: Any) -> Any:
         """The work of one client of a cohort."""

@@ -1,57 +1,61 @@
-"""CUDA graphs: a computation is captured when its shapes are met first, and replayed from then on.
+"""CUDA graphs of all that a cohort does: recorded when its shapes have come back often enough, and replayed then.
 
-What a graph computes with lies in one memory pool that all graphs share: one runs at a time, and what it leaves is
-copied out at once.
+To record the whole takes as long as to do it kernel by kernel, which pays only for shapes that keep coming back.
+Until then the steps of training are recorded one at a time (coterie.core.replay).
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from coterie.core import tree
+from coterie.core import replay, tree
 
 KEPT = 48  # graphs held at a time
+PATIENCE = {"train": 8, "score": 2}  # times that a computation comes before the whole is recorded; all others: never
 
 
 class Captured(NamedTuple):
-    graph: torch.cuda.CUDAGraph
     inputs: Any  # what a replay reads
-    outputs: Any  # what a replay writes
+    recorded: replay.Recorded
 
 
 class Graphs:
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+    def __init__(self, recorder: replay.Recorder | None) -> None:
+        self.recorder = recorder  # None: nothing can be recorded
+        self.patience = dict(PATIENCE)
+        self.met: Counter[Any] = Counter()
         self.captured: dict[Any, Captured] = {}  # the one used last stands last
 
-    def run(self, name: str, body: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
-        """body(*inputs). `name` and the shapes of the inputs say which computation this is."""
-        if self.device.type != "cuda":
+    def run(self, task: str, name: str, body: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+        """body(*inputs). The task, a name and the shapes of the inputs say which computation this is."""
+        if self.recorder is None:
             return body(*inputs)
-        signature = (name, *((n, t.shape, t.dtype) for n, t in tree.items(inputs)))
-        captured = self.captured.pop(signature, None) or self._capture(body, inputs)
+        signature = (task, name, *((n, t.shape, t.dtype) for n, t in tree.items(inputs)))
+        captured = self.captured.pop(signature, None)
+        if captured is None:
+            self.met[signature] += 1
+            if self.met[signature] < self.patience.get(task, math.inf):
+                with replay.recording(self.recorder):
+                    return body(*inputs)
+            captured = self._capture(self.recorder, body, inputs)
         self.captured[signature] = captured
-        return replay(captured, inputs)
+        return replayed(captured, inputs)
 
-    def _capture(self, body: Callable[..., Any], inputs: tuple[Any, ...]) -> Captured:
+    def _capture(self, recorder: replay.Recorder, body: Callable[..., Any], inputs: tuple[Any, ...]) -> Captured:
         while len(self.captured) >= KEPT:
             self.captured.pop(next(iter(self.captured)))
-        held = tree.apply(lambda t: t.clone(), inputs)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="relaxed"):  # kernels may be loaded meanwhile
-            outputs = body(*held)
-        return Captured(graph, held, outputs)
+        torch.cuda.empty_cache()  # of what was computed kernel by kernel
+        held = tree.apply(Tensor.clone, inputs)
+        return Captured(held, recorder.record(lambda: body(*held)))
 
 
-def replay(captured: Captured, inputs: tuple[Any, ...]) -> Any:
-    def overwrite(old: Tensor, new: Tensor) -> Tensor:
-        return old.copy_(new)
-
-    tree.apply(overwrite, captured.inputs, inputs)
-    captured.graph.replay()
-    return tree.apply(lambda t: t.clone(), captured.outputs)
+def replayed(captured: Captured, inputs: tuple[Any, ...]) -> Any:
+    tree.apply(Tensor.copy_, captured.inputs, inputs)
+    captured.recorded.replay()
+    return tree.apply(Tensor.clone, captured.recorded.written)

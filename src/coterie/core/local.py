@@ -19,6 +19,7 @@ from coterie.core.errors import CoterieError
 from coterie.core.gradients import Objective, functional_gradient, tape_gradient
 from coterie.core.losses import cross_entropy
 from coterie.core.model import Model, Weights
+from coterie.core.replay import fold
 from coterie.core.samples import Transform
 from coterie.core.tree import Live, Tree
 
@@ -35,6 +36,14 @@ class Batch(NamedTuple):
     partial: bool = True  # whether a batch that is not full counts
     alone: bool = False  # computed on its own, not side by side with other clients
     expected: Tensor | None = None  # () how many are real on average, where they are drawn so; 0: a step of padding
+    key: Tensor | None = None  # () randomness of this step, where it has any
+
+    @property
+    def tensors(self) -> Tree:
+        return {name: value for name, value in self._asdict().items() if isinstance(value, Tensor)}
+
+    def having(self, tensors: Tree) -> Batch:
+        return self._replace(**tensors)  # type: ignore[arg-type]
 
     def part(self, start: int, stop: int) -> Batch:
         real = None if self.real is None else self.real[start:stop]
@@ -205,8 +214,11 @@ class Sgd:
 
     def __call__(self, params: P, loss: Callable[[P, Batch], Tensor], data: Data, momentum: Tree) -> tuple[P, Tree]:
         """Trained params, and the momentum to keep."""
-        for batch in self.batches(data):
-            params, momentum = self.step(params, loss, batch, data.rate, momentum)
+
+        def step(carry: tuple[P, Tree], batch: Batch) -> tuple[P, Tree]:
+            return self.step(carry[0], loss, batch, data.rate, carry[1])
+
+        params, momentum = fold(step, (params, momentum), self.batches(data))
         return params, momentum if self.keep else {}
 
     def batches(self, data: Data) -> Iterator[Batch]:

@@ -17,6 +17,7 @@ from coterie.core.local import Batch, Data
 from coterie.core.losses import cross_entropy
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
+from coterie.core.replay import fold
 from coterie.core.tree import Tree, average, blend
 
 
@@ -45,6 +46,15 @@ class Own(NamedTuple):
 
     weights: Weights
     share: Tensor
+
+
+class Both(NamedTuple):
+    """Models in training."""
+
+    shared: Weights
+    own: Own
+    shared_momentum: Tree
+    momentum: Tree
 
 
 @dataclass(frozen=True)
@@ -88,11 +98,14 @@ class APFL(Method[Server, State, Down, Up]):
             return Own(weights, moved.share.clamp(0, 1)), momentum
 
         plain = self.train.but(momentum=0.0, weight_decay=0.0, clip=0.0)
-        shared, shared_momentum = down.weights, state.shared_momentum
-        own, momentum = Own(state.weights, state.share), state.momentum
-        for batch in self.train.batches(data):
-            shared, shared_momentum = self.train.step(shared, loss, batch, data.rate, shared_momentum)
-            own, momentum = own_step(own, shared, batch, momentum)
+
+        def both(models: Both, batch: Batch) -> Both:
+            shared, shared_momentum = self.train.step(models.shared, loss, batch, data.rate, models.shared_momentum)
+            own, momentum = own_step(models.own, shared, batch, models.momentum)
+            return Both(shared, own, shared_momentum, momentum)
+
+        before = Both(down.weights, Own(state.weights, state.share), state.shared_momentum, state.momentum)
+        shared, own, shared_momentum, momentum = fold(both, before, self.train.batches(data))
         if not self.train.keep:
             momentum, shared_momentum = {}, {}
         return State(*own, momentum, shared_momentum), Up(shared, data.samples)

@@ -18,6 +18,7 @@ from coterie.core.local import Batch, Data
 from coterie.core.losses import cross_entropy, squared_distance
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
+from coterie.core.replay import fold
 from coterie.core.tree import Tree
 
 
@@ -74,11 +75,12 @@ class pFedMe(Method[Server, State, Down, Up]):
                 personal, _ = inner.step(personal, loss, batch, data.rate, {})
             return personal
 
-        personal = local = down.weights
-        for batch in self.train.batches(data):
-            personal = solve(personal, local, batch)
+        def step(models: tuple[Weights, Weights], batch: Batch) -> tuple[Weights, Weights]:
+            personal, local = solve(*models, batch), models[1]
             moved = tree.blend(personal, local, outer)  # w - ηλ (w - θ)
-            local = moved if batch.active is None else tree.where(batch.active, moved, local)
+            return personal, moved if batch.active is None else tree.where(batch.active, moved, local)
+
+        personal, local = fold(step, (down.weights, down.weights), self.train.batches(data))
         return State(personal), Up(local, data.samples)
 
     def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:

@@ -40,19 +40,18 @@ class Cursor:
     """Where a client is in a round: what noise is drawn from, so that none comes twice, and padding changes none."""
 
     trainings: int = 0  # begun so far
-    step: tuple[int, ...] = ()  # training, epoch, and step in it
     uses: int = 0  # of the batch of this step
 
     def begin(self) -> int:
         self.trainings += 1
         return self.trainings
 
-    def go(self, *step: int) -> None:
-        self.step, self.uses = step, 0
+    def go(self) -> None:
+        self.uses = 0
 
-    def use(self) -> tuple[int, ...]:
+    def use(self) -> int:
         self.uses += 1
-        return *self.step, self.uses
+        return self.uses
 
 
 @dataclass(frozen=True)
@@ -73,13 +72,15 @@ class PrivateSgd(Sgd):
         longest = len(places) // self.batch if self.drop_last else -(-len(places) // self.batch)
         training = self.cursor.begin()
         for epoch, step in itertools.product(range(self.epochs), range(longest)):
-            self.cursor.go(training, epoch, step)
-            draws = order.bits(order.fold(self.key, order.DRAW, training, epoch, step), places)
+            self.cursor.go()
+            draws, noise = (order.fold(self.key, what, training, epoch, step) for what in (order.DRAW, order.NOISE))
+            draws = order.bits(draws, places)
             if data.real is not None:
                 draws = torch.where(data.real, draws, torch.iinfo(torch.int64).max)
             first = draws.argsort()[:most]  # those drawn have the smallest numbers
             expected = torch.where(step < steps, chance * size, 0.0)
-            yield data.batch(first, epoch)._replace(real=draws[first] < chance * 2.0**63, expected=expected)
+            drawn = draws[first] < chance * 2.0**63
+            yield data.batch(first, epoch)._replace(real=drawn, expected=expected, key=noise)
 
     def gradient(
         self, params: P, loss: Callable[[P, Batch], Tensor], batch: Batch, weights: Tree, statistics: Tree
@@ -88,6 +89,7 @@ class PrivateSgd(Sgd):
             return {}, statistics
         assert batch.real is not None
         assert batch.expected is not None
+        assert batch.key is not None
 
         def clipped(x: Tensor, y: Tensor, sample: Tensor, real: Tensor) -> Tree:
             single = Batch(x[None], y[None], sample[None])
@@ -102,7 +104,7 @@ class PrivateSgd(Sgd):
             for start in range(0, len(batch.y), TOGETHER)
             for part in [slice(start, start + TOGETHER)]
         ]
-        key = order.fold(self.key, order.NOISE, *self.cursor.use())
+        key = order.fold(batch.key, self.cursor.use())
         noisy = {}
         for number, (name, w) in enumerate(weights.items()):
             total = sum(part[name].sum(0) for part in parts)
