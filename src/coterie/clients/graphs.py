@@ -29,6 +29,8 @@ class Graphs:
     def __init__(self, recorder: replay.Recorder | None) -> None:
         self.recorder = recorder  # None: nothing can be recorded
         self.patience = dict(PATIENCE)
+        if torch.are_deterministic_algorithms_enabled():  # a resumed run must not compute in another way
+            del self.patience["train"]
         self.met: Counter[Any] = Counter()
         self.captured: dict[Any, Captured] = {}  # the one used last stands last
 
