@@ -181,10 +181,10 @@ def unpacked(parcel: Packed) -> Any:
             return torch.from_numpy(writable(row)).expand(times, *row.shape)
         case dict() as branches:
             return {k: unpacked(v) for k, v in branches.items()}
-        case (kind, values):
+        case tuple((kind, values)):  # arrays of numpy 2.5 are sequences too
             parts = [unpacked(v) for v in values]
             return kind(*parts) if hasattr(kind, "_fields") else tuple(parts)
-        case [value]:
+        case list([value]):
             return value
         case array:
             return torch.from_numpy(writable(array))
