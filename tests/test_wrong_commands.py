@@ -144,6 +144,10 @@ WRONG: list[tuple[list[str], str]] = [
     ([*PAPER, "--methods", "nobody"], "nobody"),
     ([*PAPER, "--seeds", "0"], "seeds"),
     ([*PAPER, "--rounds", "0"], "rounds"),
+    ([*PAPER, "--jobs", "0"], "jobs must be at least 1"),
+    ([*PAPER, "--jobs", "-1"], "jobs must be at least 1"),
+    ([*PAPER, "--jobs", "2", "--clients", "ray"], "Ray cluster is for the clients of one training"),
+    ([*PAPER, "P9"], "P9"),
     ([*PAPER, "--out", "file/results", "--methods", "Local", "--rounds", "1", "--seeds", "1"], "file/results"),
 ]
 

@@ -1,4 +1,4 @@
-"""Recipes run, one training after the other, and their numbers beside the published ones."""
+"""Recipes run, one training after the other or several at a time, and their numbers beside the published ones."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ from coterie.core.errors import CoterieError, unknown
 from coterie.core.samples import FederatedData
 from coterie.data import at_hand, divide, federate, load, transform
 from coterie.federation import Round
+from coterie.jobs import Task, side_by_side
 from coterie.recipes import Plan, Published, Recipe, Row, Value
 from coterie.results import Shelf, accuracies, describe, hardware, outcome
 from coterie.significance import Spread
@@ -32,6 +33,7 @@ Watching = Callable[[str, int], AbstractContextManager[Callable[[Round], None]]]
 class Cell(NamedTuple):
     """One training of a recipe."""
 
+    recipe: Recipe
     row: Row
     value: Value
     plan: Plan
@@ -39,7 +41,16 @@ class Cell(NamedTuple):
 
     @property
     def title(self) -> str:
-        return " ".join([self.row.name, *(f"{name}={setting}" for name, setting in self.value), f"seed {self.seed}"])
+        values = (f"{name}={setting}" for name, setting in self.value)
+        return " ".join([self.recipe.id, self.row.name, *values, f"seed {self.seed}"])
+
+    @property
+    def data(self) -> tuple[str, str, str, tuple[tuple[str, Any], ...]]:
+        """What `prepared` needs to know."""
+        return self.plan.dataset, self.recipe.protocol, self.plan.rule, tuple(self.plan.partition.items())
+
+
+Asked = Sequence[tuple[Recipe, Sequence[Row]]]  # recipes, and which rows of them
 
 
 def chosen_rows(recipe: Recipe, methods: Sequence[str] | None) -> list[Row]:
@@ -61,21 +72,24 @@ def letters(name: str) -> str:
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
-def cells(recipe: Recipe, rows: Iterable[Row], seeds: int, rounds: int | None) -> list[Cell]:
+def cells(asked: Asked, seeds: int, rounds: int | None) -> list[Cell]:
     """All trainings that the rows need, each once; those on the same data one after the other."""
     if seeds < 1:
         raise CoterieError(f"seeds must be at least 1, not {seeds}")
     wanted: dict[tuple[str, int], Cell] = {}
-    for value, row in itertools.product(recipe.values, rows):
-        plan = recipe.plan(row, value, rounds)
-        for seed in range(seeds):
-            wanted.setdefault((plan.hash, seed), Cell(row, value, plan, seed))
-    return list(wanted.values())
+    for recipe, rows in asked:
+        for value, row in itertools.product(recipe.values, rows):
+            plan = recipe.plan(row, value, rounds)
+            for seed in range(seeds):
+                wanted.setdefault((plan.hash, seed), Cell(recipe, row, value, plan, seed))
+    together: dict[Any, list[Cell]] = {}
+    for cell in wanted.values():
+        together.setdefault(cell.data, []).append(cell)
+    return list(itertools.chain(*together.values()))
 
 
 def reproduce(
-    recipe: Recipe,
-    rows: Sequence[Row],
+    asked: Asked,
     shelf: Shelf,
     *,
     seeds: int,
@@ -84,20 +98,48 @@ def reproduce(
     data_dir: str | None,
     commit: str | None,
     watching: Watching,
+    jobs: int = 1,
+    say: Callable[[str], None] = lambda line: None,
 ) -> list[str]:
-    """Run what is not there yet. What went wrong is said at the end, and stops nothing else."""
-    todo = [cell for cell in cells(recipe, rows, seeds, rounds) if shelf.find(cell.plan, cell.seed) is None]
-    wrong = missing_data({cell.plan.dataset for cell in todo}, data_dir)
+    """Run what is not there yet. What went wrong is said at the end, and stops nothing else.
+
+    jobs: trainings at a time. watching: who looks on at a single one. say: told where each of several begins and ends.
+    """
+    if jobs < 1:
+        raise CoterieError(f"jobs must be at least 1, not {jobs}")
+    if jobs > 1 and how.clients == "ray":
+        raise CoterieError("a Ray cluster is for the clients of one training; leave --jobs or --clients ray out")
+    todo = [cell for cell in cells(asked, seeds, rounds) if shelf.find(cell.plan, cell.seed) is None]
+    missing = missing_data({cell.plan.dataset for cell in todo}, data_dir)
     shelf.make()
+    todo = [cell for cell in todo if cell.plan.dataset not in missing]
+    jobs = max(min(jobs, len(todo)), 1)
+    work = partial(train, shelf=shelf, how=how, data_dir=data_dir, commit=commit, jobs=jobs)
+    if jobs == 1:
+        return [*missing.values(), *one_by_one(todo, partial(work, watching=watching))]
+    tasks = [Task(cell.title, cell) for cell in todo]
+    return [*missing.values(), *side_by_side(tasks, partial(unwatched, work), jobs, say)]
+
+
+def one_by_one(todo: Iterable[Cell], work: Callable[[Cell], Any]) -> list[str]:
+    """In this process. What went wrong."""
+    wrong = []
     for cell in todo:
-        if cell.plan.dataset in wrong:
-            continue
         try:
-            train(recipe, cell, shelf, how, data_dir, commit, watching)
+            work(cell)
         except CoterieError as error:
-            log.warning("%s %s: %s", recipe.id, cell.title, error)
-            wrong[cell.title] = f"{cell.title}: {error}"
-    return list(wrong.values())
+            log.warning("%s: %s", cell.title, error)
+            wrong.append(f"{cell.title}: {error}")
+    return wrong
+
+
+def unwatched(work: Callable[..., dict[str, Any]], cell: Cell) -> str:
+    """In a process of its own. Its numbers, as the table will have them."""
+    content, recipe = work(cell, watching=lambda title, rounds: nullcontext(lambda record: None)), cell.recipe
+    points = {measure: recipe.point(cell.row, measure) for measure in recipe.measures}
+    scores = {measure: outcome(content, point, recipe.report, recipe.average) for measure, point in points.items()}
+    told = [f"{measure} {score:.2f}" for measure, score in scores.items() if score is not None]
+    return "  ".join([*told, f"{content['seconds']['total']:.0f} s"])
 
 
 def missing_data(datasets: set[str], data_dir: str | None) -> dict[str, str]:
@@ -115,18 +157,13 @@ def missing_data(datasets: set[str], data_dir: str | None) -> dict[str, str]:
 
 
 def train(
-    recipe: Recipe,
-    cell: Cell,
-    shelf: Shelf,
-    how: Execution,
-    data_dir: str | None,
-    commit: str | None,
-    watching: Watching,
-) -> None:
-    plan, start = cell.plan, time.perf_counter()
-    data = prepared(plan.dataset, recipe.protocol, plan.rule, tuple(plan.partition.items()), data_dir)
+    cell: Cell, shelf: Shelf, how: Execution, data_dir: str | None, commit: str | None, watching: Watching, jobs: int
+) -> dict[str, Any]:
+    """The result, which is on the shelf then. jobs: trainings at a time, of which this is one."""
+    recipe, plan, start = cell.recipe, cell.plan, time.perf_counter()
+    data = prepared(*cell.data, data_dir)
     federation = asdict(replace(plan.federation, seed=cell.seed))
-    with watching(f"{recipe.id} {cell.title}", plan.federation.rounds) as watch:
+    with watching(cell.title, plan.federation.rounds) as watch:
         result = run(plan.method, plan.model, data, where=how, watch=watch, protocol=recipe.protocol, **federation)
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -135,11 +172,12 @@ def train(
         "method": cell.row.training,
         "value": dict(cell.value),
         "reduced": plan.federation.rounds != recipe.plan(cell.row, cell.value).federation.rounds,
-        "hardware": hardware(how.device),
+        "hardware": hardware(how.device) | ({"jobs": jobs} if jobs > 1 else {}),  # which shared it
         "precision": how.precision,
         **describe(result, plan, cell.seed, time.perf_counter() - start, commit),
     }
     shelf.add(recipe.id, cell.row.training, cell.value, plan, cell.seed, content)
+    return content
 
 
 @lru_cache(maxsize=1)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import threading
+from typing import Any
 
 import pytest
 import torch
@@ -74,6 +76,18 @@ def test_a_worker_that_dies_is_told() -> None:
     with pytest.raises(CoterieError, match="a worker process died"):
         clients.train(everyone, send(clients.method, server, everyone), Turn(0))
     clients.close()
+
+
+def test_workers_killed_in_the_middle_of_an_answer() -> None:
+    """The pool has read how long it is, and waits for the rest."""
+    clients = Looped(toy.method("fedavg"), toy.model(), toy.toy(), 0, processes=2)
+    assert clients.pool is not None
+    answers: Any = clients.pool._result_queue
+    os.write(answers._writer.fileno(), (1000).to_bytes(4, "big") + b"the first bytes of it")
+    ended = threading.Thread(target=clients.abandon, daemon=True)
+    ended.start()
+    ended.join(20)
+    assert not ended.is_alive()
 
 
 def test_what_goes_to_workers_comes_back_the_same() -> None:

@@ -57,7 +57,7 @@ def recipe(tmp_path: Path) -> Recipe:
 def go(recipe: Recipe, folder: Path, methods: tuple[str, ...] = (), **settings: Any) -> list[str]:
     usual: dict[str, Any] = {"seeds": 2, "rounds": None, "data_dir": None, "commit": "abc"}
     quiet = {"watching": lambda title, rounds: Lines(title, rounds, quiet=True), "how": Execution(processes=1)}
-    return reproduce(recipe, chosen_rows(recipe, methods), Shelf(folder), **usual | quiet | settings)
+    return reproduce([(recipe, chosen_rows(recipe, methods))], Shelf(folder), **usual | quiet | settings)
 
 
 @pytest.fixture
@@ -235,7 +235,7 @@ def test_one_that_fails_stops_nothing(
 
     monkeypatch.setattr(module, "run", picky)
     wrong = go(recipe, tmp_path / "out")
-    assert wrong == [f"FedAvg epochs={e} seed 0: training diverged" for e in (1, 2)]
+    assert wrong == [f"mine FedAvg epochs={e} seed 0: training diverged" for e in (1, 2)]
     assert len(trained) == 10
 
 
@@ -269,7 +269,7 @@ def test_choosing() -> None:
     assert matches(recipe, ["cifar10", "table", "ditto"])
     assert not matches(recipe, ["cifar10", "gpfl"])
     with pytest.raises(CoterieError, match="seeds"):
-        cells(recipe, recipe.rows, 0, None)
+        cells([(recipe, recipe.rows)], 0, None)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ def add_commands(command: MakeCommand, argv: list[str]) -> None:
     recipes.add_argument("filter", metavar="WORD", nargs="*", help="only those that have all these words in them")
     recipes.add_argument("--data-dir", metavar="FOLDER", help="folder with datasets (or set COTERIE_DATA)")
     recipes.add_argument("--json", action="store_true", help="print JSON")
-    reproduce = command("reproduce", do_reproduce, "run a recipe, and put its numbers beside the published ones")
+    reproduce = command("reproduce", do_reproduce, "run recipes, and put their numbers beside the published ones")
     add_reproduce_flags(reproduce)
     ledger = command("ledger", do_ledger, "write the tables of docs/results.md and the READMEs from files of results")
     ledger.add_argument(
@@ -32,10 +32,15 @@ def add_commands(command: MakeCommand, argv: list[str]) -> None:
 
 
 def add_reproduce_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", metavar="RECIPE", help="a name that `coterie recipes` lists, or a YAML file")
-    parser.add_argument("--methods", metavar="METHOD", nargs="+", help="only these of its methods")
+    parser.add_argument(
+        "recipes", metavar="RECIPE", nargs="+", help="a name that `coterie recipes` lists, or a YAML file"
+    )
+    parser.add_argument("--methods", metavar="METHOD", nargs="+", help="only these of their methods")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each, with seeds 0, 1, ... (usually 3)")
     parser.add_argument("--rounds", type=int, help="other rounds than the paper's; kept apart from full runs")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="trainings at a time, each in a process of its own (usually 1)"
+    )
     parser.add_argument("--out", metavar="FOLDER", default="runs/recipes", help="folder of results (runs/recipes)")
     parser.add_argument("--data-dir", metavar="FOLDER", help="folder with datasets (or set COTERIE_DATA)")
     parser.add_argument("--show", action="store_true", help="run nothing, only show what is there")
@@ -60,20 +65,27 @@ def do_reproduce(chosen: argparse.Namespace) -> None:
     from coterie import tables
     from coterie.api import Execution
     from coterie.core.errors import CoterieError
-    from coterie.display import watcher
-    from coterie.recipes import find
+    from coterie.display import console, watcher
+    from coterie.recipes import Recipe, find
     from coterie.reproduce import chosen_rows, report, reproduce
     from coterie.results import Shelf
 
-    recipe, shelf = find(chosen.recipe), Shelf(Path(chosen.out))
-    rows = chosen_rows(recipe, getattr(chosen, "methods", None))
+    recipes, shelf = list[Recipe](), Shelf(Path(chosen.out))
+    for recipe in map(find, chosen.recipes):
+        if recipe not in recipes:
+            recipes.append(recipe)
+    asked = [(recipe, chosen_rows(recipe, getattr(chosen, "methods", None))) for recipe in recipes]
     rounds, format = getattr(chosen, "rounds", None), getattr(chosen, "format", "terminal")
+
+    def say(line: str) -> None:
+        if format == "terminal":
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+
     wrong = (
         []
         if hasattr(chosen, "show")
         else reproduce(
-            recipe,
-            rows,
+            asked,
             shelf,
             seeds=chosen.seeds,
             rounds=rounds,
@@ -81,9 +93,11 @@ def do_reproduce(chosen: argparse.Namespace) -> None:
             data_dir=getattr(chosen, "data_dir", None),
             commit=getattr(chosen, "commit", None),
             watching=lambda title, rounds: watcher(title, rounds, format != "terminal"),
+            jobs=chosen.jobs,
+            say=say,
         )
     )
-    tables.show(report(recipe, rows, shelf, chosen.seeds, rounds), format)
+    tables.show([t for recipe, rows in asked for t in report(recipe, rows, shelf, chosen.seeds, rounds)], format)
     if wrong:
         raise CoterieError("; ".join(wrong))
 

@@ -89,6 +89,9 @@ class Looped(Resident):
     def kill(self) -> None:
         for worker in list(self.pool._processes.values()) if self.pool else ():
             worker.kill()
+        answers: Any = self.pool and self.pool._result_queue
+        if answers:
+            answers._writer.close()  # else the pool waits for the rest of one that was cut off
 
 
 def shares_of(clients: list[int], sizes: tuple[int, ...], workers: int) -> list[Tensor]:
@@ -216,12 +219,28 @@ def sit_down(desk: Desk) -> None:
     one_thread()
     for name in {"SIGINT", "SIGTERM", "SIGHUP"} & set(dir(signal)):
         signal.signal(getattr(signal, name), signal.SIG_IGN)  # for the process that has the round, if sent to all
+    end_with_parent()
+
+
+def end_with_parent() -> None:
+    """Nobody is left behind if the process that started this one is killed."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody is left behind if that one is killed
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+_sharing = 1  # trainings at a time
+
+
+def share_cores(trainings: int) -> None:
+    """With so many trainings, of which this process does one, at a time."""
+    global _sharing
+    _sharing = trainings
 
 
 def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Those that a training of this process may use."""
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(here // _sharing, 1)
 
 
 def one_thread() -> None:

@@ -23,8 +23,8 @@ class Stopped(KeyboardInterrupt):
 
 
 @contextmanager
-def stoppable() -> Iterator[Callable[[], int]]:
-    """The signal by which somebody asked to stop, or 0.
+def stoppable(said: str = SAID) -> Iterator[Callable[[], int]]:
+    """The signal by which somebody asked to stop, or 0. said: what is answered at once.
 
     The next Ctrl-C works as it does elsewhere. Other signals are often sent twice, to a process and to its group, so
     that nobody means anything by the second one.
@@ -36,7 +36,7 @@ def stoppable() -> Iterator[Callable[[], int]]:
 
     def ask(number: int, _: Any) -> None:
         if not asked:
-            say(SAID)
+            say(said)
         asked.append(number)
         if signal.SIGINT in taken:
             signal.signal(signal.SIGINT, before[signal.SIGINT])
