@@ -187,8 +187,9 @@ def test_a_split_is_the_same_with_padding(n: int) -> None:
         kept = part.x if part.real is None else part.x[part.real]
         assert len(kept) == int(part.samples) == max(n // 5, 1)
         assert int(others.samples) == n - len(kept)
-        batches = [b.sample if b.real is None else b.sample[b.real] for b in Sgd(epochs=1, batch=4).batches(others)]
-        index = torch.cat([*batches, torch.zeros(0, dtype=torch.int64)])
+        (run,) = Sgd(epochs=1, batch=4).runs(others)
+        samples = [b.sample if b.real is None else b.sample[b.real] for b in run]
+        index = torch.cat([*samples, torch.zeros(0, dtype=torch.int64)])
         assert sorted(map(bytes, torch.cat([kept, d.x[index]]).numpy())) == sorted(map(bytes, d.x.numpy()))
         seen.append((kept, index))
     assert all(torch.equal(a, b) for a, b in zip(*seen, strict=True))
@@ -197,6 +198,6 @@ def test_a_split_is_the_same_with_padding(n: int) -> None:
 def test_a_split_of_known_size_leaves_no_padding_in_a_batch() -> None:
     """BatchNorm would see it."""
     _, others = data(21).split(0.2)
-    assert [len(batch.y) for batch in Sgd(epochs=1, batch=8).batches(others)] == [8, 8, 1]
-    assert [len(batch.y) for batch in Sgd(epochs=1, batch=8, drop_last=True).batches(others)] == [8, 8]
-    assert all(batch.real is not None and batch.real.all() for batch in Sgd(batch=8).batches(others))
+    assert [len(batch.y) for run in Sgd(epochs=1, batch=8).runs(others) for batch in run] == [8, 8, 1]
+    assert [len(batch.y) for run in Sgd(epochs=1, batch=8, drop_last=True).runs(others) for batch in run] == [8, 8]
+    assert all(batch.real is not None and batch.real.all() for run in Sgd(batch=8).runs(others) for batch in run)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from coterie.clients import Batched
-from coterie.core.local import Batch
+from coterie.core.local import Batch, Epoch
 from coterie.core.replay import Recorded, fold, recording
 from coterie.methods import METHODS
 from coterie.protection.private_sgd import SampleNoise
@@ -64,36 +64,41 @@ class Recorder:
         return Recorded(replay, None)
 
 
-def batch(*values: float) -> Batch:
+def run(*values: float, size: int = 2, alone: bool = False) -> Epoch:
     x = torch.tensor(values)
-    return Batch(x, x.long(), x.long())
+    return Epoch(Batch(x, x.long(), x.long(), alone=alone), size, *divmod(len(values), size))
 
 
-def test_fold_goes_through_all_batches_in_order() -> None:
-    def horner(carry: tuple[Tensor, Tensor], one: Batch) -> tuple[Tensor, Tensor]:
-        return carry[0] * 10 + one.x.sum(), carry[1] + 1
+def horner(carry: tuple[Tensor, Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
+    return carry[0] * 10 + batch.x.sum(), carry[1] + 1
 
-    def given() -> Iterator[Batch]:
-        return iter([batch(1, 2), batch(4), batch(2, 3), batch(1, 1), batch(6), batch(7, 0)])
 
-    start, recorder = (torch.tensor(0.0), torch.tensor(0)), Recorder()
-    plain = fold(horner, start, given())
+START = (torch.tensor(0.0), torch.tensor(0))
+
+
+def folded(recorder: Recorder, *runs: Epoch) -> list[float]:
     with recording(recorder):  # type: ignore[arg-type]
-        replayed = fold(horner, start, given())
-    assert plain == replayed == (torch.tensor(345267.0), torch.tensor(6))
-    assert start == (torch.tensor(0.0), torch.tensor(0))
-    assert (recorder.recorded, recorder.replayed) == (2, 5)  # of one sample and of two; the first is done as it is
+        return [float(t) for t in fold(horner, START, runs)]
 
 
-def test_nothing_given_leaves_the_carry() -> None:
-    with recording(Recorder()):  # type: ignore[arg-type]
-        assert fold(lambda carry, one: carry + 1, torch.tensor(3), list[Batch]()) == 3
+def test_fold_goes_through_all_steps_in_order() -> None:
+    runs, recorder = [run(1, 2, 4, 1, 3), run(0, 2, 1, 1, 9)], Recorder()
+    plain = fold(horner, START, runs)
+    assert [float(t) for t in plain] == folded(recorder, *runs) == [353229, 6]
+    assert (recorder.recorded, recorder.replayed) == (2, 5)  # of two samples and of one; the first is done as it is
+    assert [float(t) for t in START] == [0, 0]
+
+
+def test_few_steps() -> None:
+    assert folded(Recorder()) == folded(Recorder(), run()) == [0, 0]
+    assert folded(Recorder(), run(7)) == [7, 1]
+    assert folded(Recorder(), run(7), run(8), run(9)) == [789, 3]
+    assert folded(Recorder(), run(1, 2), run(3, 4)) == [37, 2]
 
 
 def test_a_client_computed_alone_is_not_recorded() -> None:
     recorder = Recorder()
-    with recording(recorder):  # type: ignore[arg-type]
-        fold(lambda carry, one: carry + 1, torch.tensor(3), [batch(1)._replace(alone=True)] * 4)
+    assert folded(recorder, run(1, 2, 3, alone=True), run(4, 4, 1, alone=True)) == [3381, 4]
     assert recorder.recorded == 0
 
 

@@ -55,7 +55,7 @@ def plain_sum(weights: Weights, x: Tensor, y: Tensor, bound: float) -> Tensor:
 @pytest.mark.parametrize("bound", [0.5, 100.0])
 def test_a_step_follows_the_sum_of_clipped_gradients(bound: float) -> None:
     own, start, train = data(20), toy.model().start, sgd(bound=bound)
-    for batch in train.batches(own):
+    for (batch,) in train.runs(own):
         drawn = batch.sample[batch.real]
         moved, _ = train.step(start, loss, batch, own.rate, {})
         way = torch.cat([(a - b).flatten() for a, b in zip(tree.leaves(start), tree.leaves(moved), strict=True)])
@@ -68,7 +68,7 @@ def test_a_step_follows_the_sum_of_clipped_gradients(bound: float) -> None:
 def test_samples_are_drawn_independently_with_the_same_chance() -> None:
     own = data(20)
     sizes, counts = [], torch.zeros(20)
-    for batch in sgd(epochs=400).batches(own):
+    for (batch,) in sgd(epochs=400).runs(own):
         drawn = batch.sample[batch.real]
         assert len(set(drawn.tolist())) == len(drawn)
         counts[drawn] += 1
@@ -81,12 +81,12 @@ def test_samples_are_drawn_independently_with_the_same_chance() -> None:
 
 
 def test_a_small_client_uses_all_its_samples_in_every_step() -> None:
-    assert [int(b.real.sum()) for b in sgd(epochs=3).batches(data(5)) if b.real is not None] == [5, 5, 5]
+    assert [int(b.real.sum()) for (b,) in sgd(epochs=3).runs(data(5)) if b.real is not None] == [5, 5, 5]
 
 
 def test_a_step_without_samples_has_noise_too() -> None:
     own, start, train = data(20), toy.model().start, sgd(noise=1.0)
-    batch = next(iter(train.batches(own)))
+    (batch,) = next(train.runs(own))
     assert batch.real is not None
     moved, _ = train.step(start, loss, batch._replace(real=torch.zeros_like(batch.real)), own.rate, {})
     way = torch.cat([(a - b).flatten() for a, b in zip(tree.leaves(start), tree.leaves(moved), strict=True)])
@@ -99,7 +99,7 @@ def test_no_noise_comes_twice() -> None:
     for key in (5, 6):
         first = sgd(noise=1.0, key=order.seed_key(key))
         for train in (first, first.but(epochs=2)):
-            for batch in train.batches(own):
+            for (batch,) in train.runs(own):
                 assert batch.real is not None
                 empty = batch._replace(real=torch.zeros_like(batch.real))
                 for _ in range(2):
@@ -130,7 +130,7 @@ def test_one_sample_moves_a_round_by_no_more_than_its_gradient() -> None:
     ends = []
     for skipped in (False, True):
         train = sgd(noise=1.0)
-        batch = next(iter(train.batches(own)))
+        (batch,) = next(train.runs(own))
         assert batch.real is not None
         batch = batch._replace(real=batch.real & (batch.sample != 2)) if skipped else batch
         ends.append(train.step(start, wild, batch, own.rate, {})[0])
@@ -140,7 +140,7 @@ def test_one_sample_moves_a_round_by_no_more_than_its_gradient() -> None:
 
 def test_a_gradient_that_is_not_finite_counts_as_none() -> None:
     own, start, train = data(6), toy.model().start, sgd()
-    batch = next(iter(train.batches(own)))
+    (batch,) = next(train.runs(own))
 
     def broken(w: Weights, batch: Batch) -> Tensor:
         return loss(w, batch) * torch.where(batch.sample == 2, torch.nan, 1.0)

@@ -38,16 +38,9 @@ class Batch(NamedTuple):
     expected: Tensor | None = None  # () how many are real on average, where they are drawn so; 0: a step of padding
     key: Tensor | None = None  # () randomness of this step, where it has any
 
-    @property
-    def tensors(self) -> Tree:
-        return {name: value for name, value in self._asdict().items() if isinstance(value, Tensor)}
-
-    def having(self, tensors: Tree) -> Batch:
-        return self._replace(**tensors)  # type: ignore[arg-type]
-
-    def part(self, start: int, stop: int) -> Batch:
-        real = None if self.real is None else self.real[start:stop]
-        return self._replace(x=self.x[start:stop], y=self.y[start:stop], sample=self.sample[start:stop], real=real)
+    def part(self, rows: slice | Tensor) -> Batch:
+        real = None if self.real is None else self.real[rows]
+        return self._replace(x=self.x[rows], y=self.y[rows], sample=self.sample[rows], real=real)
 
     @property
     def active(self) -> Tensor | None:
@@ -63,6 +56,39 @@ class Batch(NamedTuple):
         if self.real is None:
             return values.mean()
         return torch.where(self.real, values, 0.0).sum() / self.real.sum().clamp_min(1)
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """Batches of one epoch: see replay.Run."""
+
+    drawn: Batch  # (n, ...) all samples, in the order of this epoch
+    size: int  # samples of a batch
+    full: int  # batches of this size
+    rest: int  # samples of one more, smaller batch; 0: there is none
+
+    def __iter__(self) -> Iterator[Batch]:
+        for start in range(0, self.full * self.size, self.size):
+            yield self.drawn.part(slice(start, start + self.size))
+        if self.rest:
+            yield self.last()
+
+    def at(self, place: Tensor) -> Batch:
+        return self.drawn.part(place + torch.arange(self.size, device=place.device))
+
+    def last(self) -> Batch:
+        return self.drawn.part(slice(self.full * self.size, self.full * self.size + self.rest))
+
+    @property
+    def alone(self) -> bool:
+        return self.drawn.alone
+
+    @property
+    def tensors(self) -> Tree:
+        return {name: value for name, value in self.drawn._asdict().items() if isinstance(value, Tensor)}
+
+    def having(self, tensors: Tree) -> Epoch:
+        return replace(self, drawn=self.drawn._replace(**tensors))  # type: ignore[arg-type]
 
 
 def draw(x: Tensor, index: Tensor, bits: Tensor, transform: Transform) -> Tensor:
@@ -151,7 +177,7 @@ class Data:
         """All samples in their own order, `size` at a time."""
         everything = self.batch(torch.arange(len(self.y), device=self.y.device), epoch)
         for start in range(0, len(self.y), size):
-            yield everything.part(start, start + size)
+            yield everything.part(slice(start, start + size))
 
 
 def features(model: Model, encoder: Tree, data: Data, epoch: int = 0) -> Tensor:
@@ -218,17 +244,17 @@ class Sgd:
         def step(carry: tuple[P, Tree], batch: Batch) -> tuple[P, Tree]:
             return self.step(carry[0], loss, batch, data.rate, carry[1])
 
-        params, momentum = fold(step, (params, momentum), self.batches(data))
+        params, momentum = fold(step, (params, momentum), self.runs(data))
         return params, momentum if self.keep else {}
 
-    def batches(self, data: Data) -> Iterator[Batch]:
-        """Shuffled batches of all epochs."""
+    def runs(self, data: Data) -> Iterator[Epoch]:
+        """Shuffled batches, epoch by epoch."""
         n = len(data.y) if data.known is None else data.known
+        full, rest = divmod(n, self.batch)
         for epoch in range(self.epochs):
             shuffled = order.shuffle(order.fold(data.key, order.SHUFFLE, epoch), len(data.y), data.real)[:n]
             drawn = data.batch(shuffled, epoch)._replace(partial=not self.drop_last)
-            for start in range(0, n - self.batch + 1 if self.drop_last else n, self.batch):
-                yield drawn.part(start, start + self.batch)
+            yield Epoch(drawn, self.batch, full, 0 if self.drop_last else rest)
 
     def step(
         self, params: P, loss: Callable[[P, Batch], Tensor], batch: Batch, rate: Tensor, momentum: Tree

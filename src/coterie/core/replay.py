@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -60,53 +59,79 @@ def recording(by: Recorder | None) -> Iterator[None]:
         _recorder.reset(token)
 
 
-class Step(Protocol):
-    """What one step is given, beside the carry."""
+class Run(Protocol):
+    """Steps on some tensors, each on its own part of them: several of one size, and perhaps a smaller one."""
 
     @property
     def alone(self) -> bool: ...  # computed on its own, not side by side with other clients
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def full(self) -> int: ...  # steps of this size
+
+    @property
+    def rest(self) -> int: ...  # size of one more, smaller step; 0: there is none
 
     @property
     def tensors(self) -> tree.Tree: ...
 
     def having(self, tensors: tree.Tree) -> Any: ...  # the same with other tensors
 
+    def __iter__(self) -> Iterator[Any]: ...  # what each step is given
 
-S = TypeVar("S", bound=Step)
+    def at(self, place: Tensor) -> Any: ...  # what a step of this size is given that begins here
+
+    def last(self) -> Any: ...  # what the smaller one is given
 
 
-def fold(step: Callable[[C, S], C], carry: C, given: Iterable[S]) -> C:
-    """carry = step(carry, one) for all that is given, one after the other.
+def fold(step: Callable[[C, Any], C], carry: C, runs: Iterable[Run]) -> C:
+    """carry = step(carry, given) for all steps of all runs, one after the other.
 
-    What a step does may depend on tensors only: it may be recorded.
+    What a step does may depend on tensors only: it may be recorded. All runs are of one form.
     """
-    rest = iter(given)
-    first = next(rest, None)
-    if first is None:
-        return carry
-    carry = step(carry, first)  # from here on the carry keeps its form
-    by = None if first.alone else _recorder.get()
-    if by is not None:
-        return replayed(by, step, tree.apply(Tensor.clone, carry), rest)
-    for one in rest:
-        carry = step(carry, one)
-    return carry
+    by, tape = _recorder.get(), None
+    for run in runs:
+        if tape is not None:
+            tape.play(run)
+        elif by is not None and not run.alone and (first := next(iter(run), None)) is not None:
+            tape = Tape(by, step, step(carry, first), run)  # from here on the carry keeps its form
+            tape.play(run, begun=1)
+        else:
+            for given in run:
+                carry = step(carry, given)
+    return carry if tape is None else tape.carry
 
 
-def replayed(by: Recorder, step: Callable[[C, S], C], carry: C, given: Iterable[S]) -> C:
-    """The same with the carry in one place, which every step reads and writes."""
-    recorded: dict[Any, tuple[tree.Tree, Recorded]] = {}  # by the shapes that are given
+class Tape(Generic[C]):
+    """Steps recorded with the carry, the tensors and the place in them where every step finds and leaves them."""
 
-    def move(one: S) -> None:
-        tree.apply(Tensor.copy_, carry, step(carry, one))
+    def __init__(self, by: Recorder, step: Callable[[C, Any], C], carry: C, run: Run) -> None:
+        self.by, self.step = by, step
+        self.carry = tree.apply(Tensor.clone, carry)
+        self.run: Run = run.having(tree.apply(Tensor.clone, run.tensors))
+        self.place = torch.zeros((), dtype=torch.int64, device=next(iter(run.tensors.values())).device)
+        self.full: Recorded | None = None
+        self.rest: Recorded | None = None
 
-    for one in given:
-        tensors = one.tensors
-        shapes = tuple(t.shape for t in tensors.values())
-        if shapes not in recorded:
-            held = tree.apply(Tensor.clone, tensors)
-            recorded[shapes] = held, by.record(partial(move, one.having(held)))
-        held, done = recorded[shapes]
-        tree.apply(Tensor.copy_, held, tensors)
-        done.replay()
-    return carry
+    def play(self, run: Run, begun: int = 0) -> None:
+        """All steps but the first ones."""
+        tree.apply(Tensor.copy_, self.run.tensors, run.tensors)
+        self.place.fill_(begun * run.size)
+        for _ in range(begun, run.full):
+            self.full = self.full or self.by.record(self._next)
+            self.full.replay()
+        if run.rest and begun <= run.full:
+            self.rest = self.rest or self.by.record(self._last)
+            self.rest.replay()
+
+    def _next(self) -> None:
+        self._move(self.run.at(self.place))
+        self.place += self.run.size
+
+    def _last(self) -> None:
+        self._move(self.run.last())
+
+    def _move(self, given: Any) -> None:
+        tree.apply(Tensor.copy_, self.carry, self.step(self.carry, given))

@@ -23,7 +23,7 @@ from coterie.core import order
 from coterie.core.around import Around
 from coterie.core.errors import CoterieError
 from coterie.core.gradients import functional_gradient
-from coterie.core.local import Batch, Data, Sgd, objective
+from coterie.core.local import Batch, Data, Epoch, Sgd, objective
 from coterie.core.method import Census, Method
 from coterie.core.model import Model
 from coterie.core.samples import Transform
@@ -63,7 +63,8 @@ class PrivateSgd(Sgd):
     key: Tensor = field(kw_only=True)  # () randomness of this client in this round
     cursor: Cursor = field(default_factory=Cursor, kw_only=True, compare=False)
 
-    def batches(self, data: Data) -> Iterator[Batch]:
+    def runs(self, data: Data) -> Iterator[Epoch]:
+        """Each of a single batch, which is drawn for itself."""
         places = torch.arange(len(data.y), device=data.y.device)
         most = min(len(places), most_drawn(self.batch, CUT))
         size = data.samples.double()
@@ -80,7 +81,7 @@ class PrivateSgd(Sgd):
             first = draws.argsort()[:most]  # those drawn have the smallest numbers
             expected = torch.where(step < steps, chance * size, 0.0)
             drawn = draws[first] < chance * 2.0**63
-            yield data.batch(first, epoch)._replace(real=drawn, expected=expected, key=noise)
+            yield Epoch(data.batch(first, epoch)._replace(real=drawn, expected=expected, key=noise), most, 1, 0)
 
     def gradient(
         self, params: P, loss: Callable[[P, Batch], Tensor], batch: Batch, weights: Tree, statistics: Tree
@@ -155,10 +156,10 @@ class Tally(Sgd):
 
     uses: list[int] = field(default_factory=list, kw_only=True)
 
-    def batches(self, data: Data) -> Iterator[Batch]:
+    def runs(self, data: Data) -> Iterator[Epoch]:
         for _ in range(self.epochs):
             self.uses.append(0)
-            yield data.batch(torch.zeros(1, dtype=torch.int64, device=data.y.device), 0)
+            yield Epoch(data.batch(torch.zeros(1, dtype=torch.int64, device=data.y.device), 0), 1, 1, 0)
 
     def step(
         self, params: P, loss: Callable[[P, Batch], Tensor], batch: Batch, rate: Tensor, momentum: Tree
