@@ -110,14 +110,16 @@ def test_probabilities_are_mixed_not_logits() -> None:
         torch.testing.assert_close(found.exp(), mixed)  # log-probabilities, so that their cross entropy is right
 
 
-@pytest.mark.parametrize("epochs", [None, 0, 3])
-def test_fine_tuning_equals_the_plain_implementation(epochs: int | None) -> None:
+@pytest.mark.parametrize(("epochs", "alike"), [(None, False), (0, False), (3, False), (3, True)])
+def test_fine_tuning_equals_the_plain_implementation(epochs: int | None, alike: bool) -> None:
     """A fresh E-step with the final components, whose responsibilities then stay; without epochs that is all."""
-    expected, server, clients = run(FedEM(train=SGD, finetune_epochs=epochs))
+    expected, server, clients = run(FedEM(train=SGD, finetune_epochs=epochs, finetune_all=alike))
     everyone, turn = torch.arange(5), Turn(3)
     clients.finish(everyone, send(clients.method, server, everyone), turn)
     for i in range(5):
-        tuned = expected.maximise(i, expected.expect(i), turn, SGD.epochs if epochs is None else epochs)
+        q = expected.expect(i)
+        q = [[1.0] * 3 for _ in q] if alike else q
+        tuned = expected.maximise(i, q, turn, SGD.epochs if epochs is None else epochs)
         found = clients.state(i).tuned
         for j in range(3):
             plain.assert_close(plain.named(tree.pick(found.components, j), toy.network()), tuned[j])

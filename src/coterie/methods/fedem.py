@@ -2,7 +2,7 @@
 
 Marfoq, Neglia, Bellet, Kameni, Vidal: Federated Multi-Task Learning under a Mixture of Distributions,
 NeurIPS 2021. FedEM-FT, from FedPAC's comparison (ICLR 2023), comes from the same run: after the last round every
-component is fine-tuned with fixed responsibilities.
+component is fine-tuned with fixed responsibilities, or on all samples alike (`finetune_all`): the paper does not say.
 Components are averaged over the participants; in the authors' code those who are absent count with the old ones.
 Between trainings (`pre`) a client keeps the mixture weights of its last E-step; the final step takes a fresh one.
 """
@@ -57,6 +57,9 @@ class FedEM(Method[Server, State, Down, Up]):
     finetune_epochs: int | None = field(
         default=None, metadata={"help": "epochs of fine-tuning at the end; local epochs if not set"}
     )
+    finetune_all: bool = field(
+        default=False, metadata={"help": "fine-tune every component on all samples alike, whoever answers for them"}
+    )
 
     title: ClassVar[str] = "FedEM"
     results: ClassVar[dict[str, str]] = {"FedEM": "pre", "FedEM-FT": "finished"}
@@ -108,6 +111,8 @@ class FedEM(Method[Server, State, Down, Up]):
         responsibilities, shares = self.expect(model, Mixture(down.components, state.shares), data)
         epochs = self.train.epochs if self.finetune_epochs is None else self.finetune_epochs
         train = self.train.but(epochs=epochs)
+        if self.finetune_all:
+            responsibilities = torch.ones_like(responsibilities)
         components, _ = self.maximise(train, model, down, responsibilities, data, state.momentum)
         return state._replace(tuned=Mixture(components, shares))
 
