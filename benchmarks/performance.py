@@ -18,7 +18,7 @@ from benchmarks.sweep import NAMES
 from coterie.core.model import PRECISIONS
 from coterie.ledger import renewed
 from coterie.recipes import find
-from coterie.results import Shelf
+from coterie.results import Shelf, seconds_alone
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
@@ -113,17 +113,20 @@ def tried() -> str:
 def precision() -> str:
     """What precision changes in the result of a recipe."""
     folder = RESULTS / "precision"
-    rows = [["recipe, method", *PRECISIONS, "published"]]
+    rows, origins = [["recipe, method", *PRECISIONS, "published"]], []
     for path in sorted((folder / PRECISIONS[0]).glob("*/*.json")):
         name = path.parent.name
         made = [json.loads((folder / kind / name / path.name).read_text(encoding="utf-8")) for kind in PRECISIONS]
         row = next(row for row in find(name).rows if row.training == made[0]["method"])
         ours = [100 * content["history"][row.point]["clients"][-1] for content in made]
         rows.append([f"{name}, {row.name}", *(f"{a:.2f}" for a in ours), f"{row.published[()]['accuracy'].mean:.2f}"])
-        taken = [f"{content['seconds']['total']:.1f} s" for content in made]
-        rows.append(["· its run, start included", *taken, ""])
-        origin = made[0]
-    text = f"{origin['hardware']['machine']}; commit {origin['commit']}, {origin['date']}, seed {origin['seed']}."
+        taken = [seconds_alone(content) for content in made]
+        if None not in taken:
+            rows.append(["· its run, start included", *(f"{seconds:.1f} s" for seconds in taken), ""])
+        origins += made
+    told = {name: ", ".join(sorted({str(c[name]) for c in origins})) for name in ("commit", "date", "seed")}
+    machines = ", ".join(sorted({c["hardware"]["machine"] for c in origins}))
+    text = f"{machines}; commit {told['commit']}, {told['date']}, seed {told['seed']}."
     return f"{text}\n\n{tables.markdown(rows)}\n\n{fused()}"
 
 

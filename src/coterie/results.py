@@ -93,6 +93,11 @@ def covers(made: Any, wanted: Any, usual: Any) -> bool:
     )
 
 
+def seconds_alone(content: dict[str, Any]) -> float | None:
+    """How long a training took; None if others ran beside it on the same machine."""
+    return None if "jobs" in content["hardware"] else float(content["seconds"]["total"])
+
+
 def ending(plan: Plan, seed: int) -> str:
     return f"-seed{seed}-{plan.hash[:12]}.json"
 

@@ -87,7 +87,7 @@ def bad(good: bytes, top: int, seed: int, count: int = MANY) -> Iterator[bytes]:
             yield message
 
 
-def flat(act: Callable[[], None], most: int = 2**20) -> None:
+def flat(act: Callable[[], None], most: int = 2**21) -> None:
     """What is done takes no memory that stays."""
     tracemalloc.start()
     try:
@@ -98,7 +98,7 @@ def flat(act: Callable[[], None], most: int = 2**20) -> None:
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert after - before < most / 2  # what is made once, such as tables, is among it
+    assert after - before < most / 4  # what is made once, such as tables, is among it
     assert peak - before < most
 
 

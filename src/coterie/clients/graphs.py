@@ -16,8 +16,8 @@ from torch import Tensor
 
 from coterie.core import replay, tree
 
-KEPT = 48  # graphs held at a time
-PATIENCE = {"train": 8, "score": 2}  # times that a computation comes before the whole is recorded; all others: never
+KEPT = 128  # graphs held at a time
+PATIENCE = {"train": 8, "score": 8}  # times that a computation comes before the whole is recorded; all others: never
 
 
 class Captured(NamedTuple):
@@ -51,7 +51,8 @@ class Graphs:
 
     def _capture(self, recorder: replay.Recorder, body: Callable[..., Any], inputs: tuple[Any, ...]) -> Captured:
         while len(self.captured) >= KEPT:
-            self.captured.pop(next(iter(self.captured)))
+            oldest = next(iter(self.captured))
+            del self.captured[oldest], self.met[oldest]  # it has to prove itself anew
         torch.cuda.empty_cache()  # of what was computed kernel by kernel
         held = tree.apply(Tensor.clone, inputs)
         return Captured(held, recorder.record(lambda: body(*held)))

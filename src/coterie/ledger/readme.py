@@ -8,7 +8,7 @@ from coterie.core.errors import CoterieError
 from coterie.ledger.files import Files
 from coterie.ledger.sections import Cell, cells, origins, ours_text, seeds
 from coterie.reproduce import NEAR, published_text
-from coterie.results import accuracies
+from coterie.results import accuracies, seconds_alone
 from coterie.tables import Table, markdown
 
 DEMO = "demo"
@@ -82,7 +82,7 @@ def shown(files: Files, name: str) -> list[Cell]:
 def demo(files: Files, words: Words) -> str:
     """Accuracy and the worst tenth of the clients."""
     made = shown(files, DEMO)
-    rows = [[cell.row.name, ours_text(cell.comparison), f"{worst(cell):.2f}"] for cell in made]
+    rows = [[cell.row.name, ours_text(cell), f"{worst(cell):.2f}"] for cell in made]
     told = origin("Fashion-MNIST", made, words) + words.stop.strip()
     return f"{table([words.method, words.accuracy, words.worst], rows)}\n\n{told}"
 
@@ -112,7 +112,7 @@ def texts(cell: Cell) -> list[str]:
     found = cell.comparison
     return [
         published_text(found.published),
-        ours_text(found),
+        ours_text(cell),
         "-" if found.difference is None else f"{found.difference:+.2f}",
     ]
 
@@ -126,15 +126,16 @@ def origin(name: str, made: list[Cell], words: Words) -> str:
 
 
 def taken(made: list[Cell], words: Words) -> str:
-    seconds = [r.content["seconds"]["total"] for cell in made for r in cell.readings]
-    return words.taken.format(low=f"{min(seconds):.0f}", high=f"{max(seconds):.0f}")
+    seconds = [s for cell in made for r in cell.readings if (s := seconds_alone(r.content)) is not None]
+    return words.taken.format(low=f"{min(seconds):.0f}", high=f"{max(seconds):.0f}") if seconds else ""
 
 
 def verdicts(files: Files, shown: list[Cell], words: Words) -> str:
-    """How many are near the paper's number; what several tables have counts once."""
+    """How many are near the paper's number; what several tables have counts once, recipes of our own not at all."""
     every = {
         (cell.comparison, id(cell.readings[0].content), cell.readings[0].point): near(cell)
         for recipe in files.recipes
+        if recipe.id not in files.own
         for cell in cells(files, recipe)
         if cell.comparison.difference is not None
     }

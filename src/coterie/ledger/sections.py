@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from coterie.ledger.files import Files, Reading
 from coterie.recipes import Recipe, Row, Value
 from coterie.reproduce import Comparison, compared, published_text
-from coterie.results import outcome
+from coterie.results import outcome, seconds_alone
 from coterie.significance import Spread
 from coterie.tables import Table, markdown
 
@@ -70,11 +70,12 @@ def seeds(cells: Iterable[Cell]) -> str:
     return ", ".join(map(str, sorted({r.content["seed"] for cell in cells for r in cell.readings})))
 
 
-def ours_text(found: Comparison) -> str:
-    """The mean, and half of its 95 % interval where there are several seeds."""
-    if found.ours is None:
+def ours_text(cell: Cell) -> str:
+    """The mean, and half of its 95 % interval from three seeds on: of two it says nothing."""
+    ours = cell.comparison.ours
+    if ours is None:
         return "-"
-    return f"{found.ours.mean:.2f}" + ("" if found.ours.half is None else f" ± {found.ours.half:.2f}")
+    return f"{ours.mean:.2f}" + (f" ± {ours.half:.2f}" if ours.half is not None and len(cell.readings) > 2 else "")
 
 
 def section(files: Files, recipe: Recipe, notes: Mapping[str, str]) -> str:
@@ -125,7 +126,7 @@ def columns(cell: Cell, differ: Iterable[str]) -> Iterator[tuple[str, str]]:
     if len(cell.recipe.measures) > 1:
         yield "measure", cell.measure
     yield "published", published_text(found.published)
-    yield "ours", ours_text(found)
+    yield "ours", ours_text(cell)
     yield "difference", "-" if found.difference is None else f"{found.difference:+.2f}"
     yield "verdict", found.verdict
     yield "seeds", str(len(cell.readings))
@@ -133,7 +134,8 @@ def columns(cell: Cell, differ: Iterable[str]) -> Iterator[tuple[str, str]]:
     for name, point in POINTS.items():
         mean = cell.mean(point)
         yield name, "-" if mean is None else f"{mean:.2f}"
-    yield "seconds", f"{Spread.of([r.content['seconds']['total'] for r in cell.readings]).mean:.0f}"
+    alone = [s for r in cell.readings if (s := seconds_alone(r.content)) is not None]
+    yield "seconds", f"{Spread.of(alone).mean:.0f}" if alone else "-"
     told = origins([cell])
     for name in differ:
         yield name, ", ".join(told[name])
