@@ -18,6 +18,8 @@ errors could hide a wrong answer: then gradients are made from the moments thems
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -51,17 +53,40 @@ def head_weights(moments: Tensor, variances: Tensor) -> Tensor:
     Returns (S, S) float64 on the device of the moments: row i = weights of client i, exact to TOLERANCE.
     Raises ValueError for input that is not finite or negative variances, SimplexError if the check fails.
     """
-    programs = _programs(moments, variances)
-    weights = _exchange(programs)
-    residual = _residual(programs, weights)
-    if not residual.max() <= TOLERANCE:
-        weights = _descend(programs, weights)
-        residual = _residual(programs, weights, fresh=True)
+    with _one_thread():
+        programs = _programs(moments, variances)
+        weights = _exchange(programs)
+        residual = _residual(programs, weights)
+        if not residual.max() <= TOLERANCE:
+            weights = _descend(programs, weights)
+            residual = _residual(programs, weights, fresh=True)
     if not residual.max() <= TOLERANCE:
         raise SimplexError(
             f"head weights of client {residual.argmax()}: residual {residual.max():.1e} is above {TOLERANCE:.0e}"
         )
     return torch.from_numpy(weights).to(moments.device)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Matrices here are so small that threads take longer to meet than to compute: ten times, on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _product(a: Array, b: Array) -> Array:
+    """By torch, as all products and solutions here: numpy's library knows no such limit."""
+    result: Array = (torch.from_numpy(a) @ torch.from_numpy(b)).numpy()
+    return result
+
+
+def _solution(matrix: Array, right: Array) -> Array:
+    result: Array = torch.linalg.solve(torch.from_numpy(matrix), torch.from_numpy(right)).numpy()
+    return result
 
 
 def kkt_residual(weights: Tensor, moments: Tensor, variances: Tensor) -> Tensor:
@@ -123,14 +148,14 @@ def _gradient(programs: Programs, a: Array, rows: Index, fresh: bool = False) ->
         offset = torch.from_numpy(a).to(h.device) @ h - h[torch.from_numpy(rows)]  # (B, K*d): sum_l a_l h_l - h_i
         along: Array = (offset @ h.T).cpu().numpy() / programs.unit
     else:
-        along = a @ programs.gram - programs.gram[rows]
+        along = _product(a, programs.gram) - programs.gram[rows]
     return a * programs.v + along - along[np.arange(len(rows)), rows][:, None]
 
 
 def _blur(programs: Programs, a: Array, rows: Index) -> Array:
     """(B, S): what rounding errors of a gradient from the Gram matrix are relative to."""
     size = programs.size
-    return (size[rows] + np.abs(a) @ size)[:, None] * (size[rows, None] + size)
+    return (size[rows] + _product(np.abs(a), size))[:, None] * (size[rows, None] + size)
 
 
 def _residual(programs: Programs, a: Array, fresh: bool = False) -> Array:
@@ -183,8 +208,8 @@ def _free(programs: Programs) -> Array:
     """(S, S): the minima without a >= 0, over all clients. One matrix serves all: on sum a = 1, a^T M a is
     a^T (diag(v) + gram) a - 2 gram_i a, and a constant."""
     gram, v = programs.gram, programs.v
-    solved = np.linalg.solve(gram + np.diag(v), np.column_stack([gram, np.ones(len(v))]))
-    free: Array = solved[:, :-1].T.astype(np.float64, copy=False)
+    solved = _solution(gram + np.diag(v), np.column_stack([gram, np.ones(len(v))]))
+    free: Array = solved[:, :-1].T
     ones = solved[:, -1]
     return free + np.outer(1 - free.sum(1), ones / ones.sum())
 
@@ -246,7 +271,7 @@ def _solve(programs: Programs, active: Mask, rows: Index, right: Array) -> Array
         index = np.zeros(used.shape, dtype=np.intp)
         index[used] = client  # both run row by row
         blocks = _blocks(programs, rows[part, None], index, used)
-        solved = np.linalg.solve(blocks, right[part[:, None], index][:, :, None])
+        solved = _solution(blocks, right[part[:, None], index][:, :, None])
         answer[part[row], client] = solved[used, 0]
         first += len(part)
     return answer
