@@ -239,7 +239,7 @@ def test_another_run_is_refused(cut: Path, tmp_path: Path) -> None:
 
 
 def test_another_version_is_refused(cut: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(coterie.api, "VERSION", "9.9")
+    monkeypatch.setattr("coterie.api.about.VERSION", "9.9")
     with pytest.raises(CoterieError, match=r'ran.coterie was ".*" and is "9.9"'):
         run(cut, resume=True)
     with pytest.raises(CoterieError, match=r"no config.json"):
