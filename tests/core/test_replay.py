@@ -1,67 +1,20 @@
-"""Steps that are recorded and replayed, on a CPU: a tape of operations stands for a graph of kernels."""
+"""Steps that are recorded and replayed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from coterie.clients import Batched
 from coterie.core.local import Batch, Epoch
-from coterie.core.replay import Recorded, fold, recording
+from coterie.core.replay import fold, recording
 from coterie.methods import METHODS
 from coterie.protection.private_sgd import SampleNoise
 from tests import toy
-
-
-class Tape(TorchDispatchMode):
-    """Operations and the tensors they read and write: like a graph, it knows places in memory, and no Python."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[tuple[Any, Any, Any, Any]] = []
-        self.before: list[tuple[Tensor, Tensor]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func._schema.is_mutable:
-            self.before += [(t, t.clone()) for t in tree_leaves(args) if isinstance(t, Tensor)]
-        made = func(*args, **(kwargs or {}))
-        self.lines.append((func, args, kwargs or {}, made))
-        return made
-
-    def rewind(self) -> None:
-        """To record is not to do."""
-        for tensor, value in reversed(self.before):
-            tensor.copy_(value)
-
-    def replay(self) -> None:
-        for func, args, kwargs, made in self.lines:
-            again = func(*args, **kwargs)
-            for place, value in zip(tree_leaves(made), tree_leaves(again), strict=True):
-                if isinstance(place, Tensor) and place.data_ptr() != value.data_ptr():
-                    place.copy_(value)
-
-
-class Recorder:
-    def __init__(self) -> None:
-        self.recorded = self.replayed = 0
-
-    def record(self, body: Callable[[], Any]) -> Recorded:
-        self.recorded += 1
-        with Tape() as tape:
-            body()
-        tape.rewind()
-
-        def replay() -> None:
-            self.replayed += 1
-            tape.replay()
-
-        return Recorded(replay, None)
+from tests.tape import Recorder
 
 
 def run(*values: float, size: int = 2, alone: bool = False) -> Epoch:

@@ -31,7 +31,7 @@ class Graphs:
         self.patience = dict(PATIENCE)
         if torch.are_deterministic_algorithms_enabled():  # a resumed run must not compute in another way
             del self.patience["train"]
-        self.met: Counter[Any] = Counter()
+        self.met: Counter[int] = Counter()  # by hash: there may be many
         self.captured: dict[Any, Captured] = {}  # the one used last stands last
 
     def run(self, task: str, name: str, body: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
@@ -41,8 +41,8 @@ class Graphs:
         signature = (task, name, *((n, t.shape, t.dtype) for n, t in tree.items(inputs)))
         captured = self.captured.pop(signature, None)
         if captured is None:
-            self.met[signature] += 1
-            if self.met[signature] < self.patience.get(task, math.inf):
+            self.met[hash(signature)] += 1
+            if self.met[hash(signature)] < self.patience.get(task, math.inf):
                 with replay.recording(self.recorder):
                     return body(*inputs)
             captured = self._capture(self.recorder, body, inputs)
@@ -52,7 +52,7 @@ class Graphs:
     def _capture(self, recorder: replay.Recorder, body: Callable[..., Any], inputs: tuple[Any, ...]) -> Captured:
         while len(self.captured) >= KEPT:
             oldest = next(iter(self.captured))
-            del self.captured[oldest], self.met[oldest]  # it has to prove itself anew
+            del self.captured[oldest], self.met[hash(oldest)]  # it has to prove itself anew
         torch.cuda.empty_cache()  # of what was computed kernel by kernel
         held = tree.apply(Tensor.clone, inputs)
         return Captured(held, recorder.record(lambda: body(*held)))
