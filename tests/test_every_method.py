@@ -13,6 +13,7 @@ from coterie.clients import Batched, Job, Looped, Turn
 from coterie.clients.base import send
 from coterie.core import tree
 from coterie.core.local import Sgd
+from coterie.core.model import make_model
 from coterie.core.samples import FederatedData
 from coterie.federation import Settings, federate
 from coterie.methods import METHODS
@@ -35,6 +36,24 @@ def test_batched_equals_looped(name: str, batch_norm: bool, keep: bool) -> None:
             assert {k: toy.rows(s)[:3] for k, s in a.scores.items()} == {
                 k: toy.rows(s)[:3] for k, s in b.scores.items()
             }
+
+
+@every_method
+def test_batchnorm_leaves_padding_out(name: str) -> None:
+    """Clients of unlike size in one cohort; their last batches, and the parts they are tested in, end in padding."""
+    data = toy.toy(train=(13, 16, 10), test=(125, 141, 130))
+    method = toy.method(name, epochs=1)
+    model = make_model(toy.mixing_network(), toy.SHAPE, toy.CLASSES).to("cpu", torch.float64)
+    clients, everyone = Batched(method, model, data, 7), torch.arange(3)
+    for job in (Job("train"), Job("score", "test"), Job("score_global", "test")):
+        assert [c.clients.tolist() for c in clients.cohorts(job, everyone)] == [[0, 1, 2]]
+    found, side_by_side = toy.outcome(clients, rounds=2, join_ratio=1.0)
+    expected, history = toy.looped(method, model, data, rounds=2, join_ratio=1.0)
+    assert toy.distance(expected, found) < 1e-10
+    for a, b in zip(history, side_by_side, strict=True):
+        for point, scores in a.scores.items():
+            assert torch.equal(scores.correct, b.scores[point].correct)
+            torch.testing.assert_close(scores.loss, b.scores[point].loss, rtol=1e-9, atol=0)
 
 
 @every_method

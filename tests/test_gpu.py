@@ -18,7 +18,8 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if kind.batched])
 def test_every_method_gives_what_it_gives_on_a_cpu(name: str, batch_norm: bool, whole: bool) -> None:
     """In float64, ragged clients, partial participation; single steps are recorded, or whole updates."""
-    data, method, model = toy.toy(), toy.method(name), toy.model(batch_norm=batch_norm)
+    method, model = toy.method(name), toy.model(batch_norm=batch_norm)
+    data = toy.toy(train=(13, 20, 9, 31, 16)) if batch_norm else toy.toy()  # three of like size, so padded
     expected, history = toy.outcome(Looped(method, model, data, 7, processes=1), rounds=5)
     clients = Batched(method, model, data, 7, "cuda")
     assert isinstance(clients.fast, FusedModel) != batch_norm

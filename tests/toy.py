@@ -50,6 +50,12 @@ def network(batch_norm: bool = False, seed: int = 0) -> nn.Module:
         return nn.Sequential(*convolution, nn.Linear(100, 8), nn.LeakyReLU(), nn.Linear(8, CLASSES))
 
 
+def mixing_network() -> nn.Module:
+    """Its BatchNorms mix the samples of a batch: one in training, the other in testing too."""
+    *layers, linear, activation, head = network(batch_norm=True)  # type: ignore[misc]
+    return nn.Sequential(*layers, linear, nn.BatchNorm1d(8, track_running_stats=False), activation, head)
+
+
 def model(dtype: torch.dtype = torch.float64, batch_norm: bool = False, seed: int = 0) -> Model:
     return make_model(network(batch_norm, seed), SHAPE, CLASSES, Transform((0.5,), (0.5,))).to("cpu", dtype)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import coterie
 from coterie.clients import Batched, Job, Looped, Turn
@@ -40,15 +40,39 @@ def test_dropout_is_looped_only() -> None:
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
-def test_batchnorm_never_meets_padding(drop_last: bool) -> None:
-    """Batches of 8: clients of 13, 21 and 45 samples all end with five, which padding would fill up."""
+def test_batchnorm_leaves_padding_out(drop_last: bool) -> None:
+    """Batches of 8: clients of 13, 21 and 45 samples all end with five, which padding fills up."""
     data = toy.toy(train=(13, 48, 45, 21, 40, 48, 13), test=(3,) * 7)
     method, model = toy.method("fedavg", drop_last=drop_last), toy.model(batch_norm=True)
     job, clients = Job("train"), Batched(method, model, data, 0)
     together = sorted(c.clients.tolist() for c in clients.cohorts(job, torch.arange(7)))
-    assert together == ([[0, 3, 6], [1, 2, 4, 5]] if drop_last else [[0, 6], [1, 4, 5], [2], [3]])
+    assert together == [[0, 3, 6], [1, 2, 4, 5]]
     expected, _ = toy.looped(method, model, data, join_ratio=1.0)
     assert toy.distance(expected, toy.batched(method, model, data, join_ratio=1.0)[0]) < 1e-10
+
+
+class OwnNorm(nn.BatchNorm2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+@pytest.mark.parametrize("norm", [OwnNorm(4), nn.InstanceNorm2d(4, track_running_stats=True)])
+def test_other_layers_that_mix_samples_meet_no_padding(norm: nn.Module) -> None:
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), norm, nn.Flatten(), nn.Linear(400, toy.CLASSES))
+    data, model = toy.toy(train=(13, 11, 13), test=(4, 3, 3)), make_model(net, toy.SHAPE, toy.CLASSES)
+    clients, method = Batched(toy.method("fedavg"), model, data, 0), toy.method("fedavg")
+    for job, together in ((Job("train"), [[1], [0, 2]]), (Job("score", "test"), [[1, 2], [0]])):
+        assert [c.clients.tolist() for c in clients.cohorts(job, torch.arange(3))] == together
+    model = model.to("cpu", torch.float64)
+    expected, _ = toy.looped(method, model, data, join_ratio=1.0)
+    assert toy.distance(expected, toy.batched(method, model, data, join_ratio=1.0)[0]) < 1e-10
+
+
+def test_a_network_that_folds_its_batch_cannot_be_padded() -> None:
+    net = nn.Sequential(nn.Flatten(0, 2), nn.BatchNorm1d(12), nn.Unflatten(0, (-1, 12)), nn.Flatten())
+    net.append(nn.Linear(144, toy.CLASSES))
+    with pytest.raises(CoterieError, match=r"given 96 samples where the batch has 8.* use clients=looped"):
+        toy.batched(toy.method("fedavg"), make_model(net, toy.SHAPE, toy.CLASSES), toy.toy())
 
 
 @pytest.mark.parametrize("kind", ["looped", "batched"])

@@ -217,7 +217,7 @@ def test_held_out_samples_are_not_trained_on_in_any_round(kind: Any, batch_norm:
     assert toy.distance(trained(data), trained(changed(data, 0, others[:1]))) > 1e-6
 
 
-def test_batch_norm_never_meets_padding() -> None:
+def test_batch_norm_leaves_padding_out() -> None:
     """These sizes leave equal remainders by 8, but four fifths of them do not."""
     method, model = FedFomo(train=SGD), toy.model(batch_norm=True)
     data = toy.toy(train=(13, 21, 29, 13, 5), augmented=False)

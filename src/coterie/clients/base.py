@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from coterie.clients.states import States
-from coterie.core import order, tree
+from coterie.core import order, padding, tree
 from coterie.core.errors import CoterieError
 from coterie.core.local import TEST_BATCH, Data
 from coterie.core.method import Census, Method
@@ -326,7 +326,7 @@ def global_logits(method: AnyMethod, model: Model, server: Any, x: Tensor) -> Te
 
 
 def has_global(method: AnyMethod, model: Model, server: Any, data: FederatedData) -> bool:
-    x = data.train.x[:1].to(model.mean.device)
+    x = data.train.x[:2].to(model.mean.device)  # BatchNorm cannot take one alone
     with torch.no_grad():
         return method.server_predict(model, server, x) is not None
 
@@ -342,13 +342,14 @@ def tally(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, real: Tenso
     total = torch.zeros(2, dtype=torch.float64, device=y.device)
     with torch.no_grad():
         for part in slices(len(y), TEST_BATCH):
-            judged = judge(predict(x[part]), y[part])  # (B, 2)
+            with padding.known(None if real is None else real[part]):
+                judged = judge(predict(x[part]), y[part])  # (B, 2)
             total = total + (judged if real is None else torch.where(real[part, None], judged, 0.0)).sum(0)
     return total
 
 
-def slices(stop: int, size: int, start: int = 0) -> list[slice]:
-    return [slice(at, min(at + size, stop)) for at in range(start, stop, size)]
+def slices(stop: int, size: int) -> list[slice]:
+    return [slice(at, min(at + size, stop)) for at in range(0, stop, size)]
 
 
 def commonest(class_counts: Tensor) -> float:

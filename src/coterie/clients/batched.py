@@ -16,7 +16,7 @@ from coterie.clients.cohorts import SPLITS, Cutter
 from coterie.clients.graphs import Graphs
 from coterie.core import fused, tree
 from coterie.core.errors import CoterieError
-from coterie.core.local import TEST_BATCH, Data
+from coterie.core.local import Data
 from coterie.core.model import Model
 from coterie.core.replay import Recorder
 from coterie.core.samples import FederatedData, Split
@@ -78,7 +78,7 @@ class Batched(Resident):
         return cohorts
 
     def compute(self, job: Job, cohort: Cohort, states: Any, downs: Any) -> Any:
-        if job.task == "score_global":
+        if job.task == "score_global" and not self.model.tests_by_batch:
             return self._score_global(job, cohort)
         if job.task == "train":
             self.steps, self.padded = self.steps + cohort.steps, self.padded + cohort.padded
@@ -123,16 +123,17 @@ class Batched(Resident):
         """The work of one client of a cohort."""
         if job.task == "score":
             return tally(lambda x: self.method.client_predict(self.fast, state, down, x), data.x, data.y, data.real)
+        if job.task == "score_global":
+            return tally(lambda x: global_logits(self.method, self.fast, job.told, x), data.x, data.y, data.real)
         return act(self.method, self.fast, job, data, state, down)
 
     def _score_global(self, job: Job, cohort: Cohort) -> Tensor:
         held = self.samples[job.split]
-        by_client = self.model.tests_by_batch
-        parts = held.ranges if by_client else [slice(0, len(held.y))]
-        size = TEST_BATCH if by_client else GLOBAL_BATCH
-        places = [place for part in parts for place in slices(part.stop, size, part.start)]
         with torch.no_grad():
-            judged = [judge(global_logits(self.method, self.fast, job.told, held.x[p]), held.y[p]) for p in places]
+            judged = [
+                judge(global_logits(self.method, self.fast, job.told, held.x[part]), held.y[part])
+                for part in slices(len(held.y), GLOBAL_BATCH)
+            ]
         counted = torch.zeros(len(held.ranges), 2, dtype=torch.float64, device=self.device)
         return counted.index_add_(0, held.owners, torch.cat(judged))[cohort.ids]
 

@@ -86,43 +86,33 @@ class Lengths:
         return [(self.length(end), rows) for end, rows in groups.items()]
 
 
+def of_one_size(sizes: Sequence[int]) -> list[tuple[int, list[int]]]:
+    """The same without padding: clients of one size only."""
+    return [(max(size, 1), [row for row, own in enumerate(sizes) if own == size]) for size in sorted(set(sizes))]
+
+
 class Cutter:
-    """Cuts clients into cohorts: of like size, and where there is BatchNorm only such that it meets no padding."""
+    """Cuts clients into cohorts: of like size, or of the same where the network has a layer that minds padding."""
 
     def __init__(self, method: AnyMethod, model: Model, data: FederatedData) -> None:
-        self.method, self.model, self.data = method, model, data
+        self.data, self.exact, self.by_batch = data, model.minds_padding, model.tests_by_batch
         held = {name: split for name in SPLITS if (split := getattr(data, name)) is not None}
         self.lengths = {name: Lengths(split.sizes) for name, split in held.items()}
         self.lengths["train"] = Lengths(data.train.sizes, method.train.batch, method.train.drop_last)
 
     def __call__(self, job: Job, clients: Tensor, limit: int, device: torch.device) -> list[Cohort]:
         """None with more than `limit` clients."""
-        if job.task == "score_global":  # all samples of all clients in few large passes
+        if job.task == "score_global" and not self.by_batch:  # all samples of all clients in few large passes
             return [cohort_of(clients, torch.arange(len(clients)), device)]
         split: Split = getattr(self.data, job.split)
         sizes = [split.sizes[client] for client in clients.tolist()]
-        families: dict[int | None, list[int]] = {}
-        for row in sorted(range(len(sizes)), key=sizes.__getitem__):
-            families.setdefault(self._family(sizes[row], job.split), []).append(row)
         cohorts = []
-        for size, family in families.items():
-            if size is None:
-                groups = self.lengths[job.split].groups([sizes[row] for row in family])
-            else:
-                groups = [(max(size, 1), list(range(len(family))))]
-            for length, group in groups:
-                even = -(-len(group) // -(-len(group) // limit))
-                for part in slices(len(group), even):
-                    rows = sorted(family[i] for i in group[part])
-                    cohorts.append(self._cohort(job, clients, rows, length, device))
+        for length, group in (of_one_size if self.exact else self.lengths[job.split].groups)(sizes):
+            even = -(-len(group) // -(-len(group) // limit))
+            group.sort(key=sizes.__getitem__)
+            parts = (sorted(group[part]) for part in slices(len(group), even))
+            cohorts += [self._cohort(job, clients, rows, length, device) for rows in parts]
         return cohorts
-
-    def _family(self, size: int, split: str) -> int | None:
-        """Clients of one size only, where padding would meet BatchNorm: it may fill batches, but not be in one."""
-        train = self.method.train
-        fits = train.drop_last or size % train.batch == 0
-        trains = split == "train" and self.model.batch_norm and (self.method.holds_out or not fits)
-        return size if trains or self.model.tests_by_batch else None
 
     def _cohort(self, job: Job, clients: Tensor, rows: list[int], length: int, device: torch.device) -> Cohort:
         steps, held = self.lengths[job.split].steps, getattr(self.data, job.split).sizes

@@ -21,7 +21,7 @@ class Around(Method[Any, Any, Any, Any]):
     inner: Method[Any, Any, Any, Any] = field(kw_only=True)
 
     def __post_init__(self) -> None:
-        for name in ("train", "title", "results", "personal_is_global", "holds_out", "batched", "exact"):
+        for name in ("train", "title", "results", "personal_is_global", "batched", "exact"):
             object.__setattr__(self, name, getattr(self.inner, name))
 
     def rehearsed(self) -> Method[Any, Any, Any, Any]:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coterie.core import fused, order, tree
+from coterie.core import fused, order, padding, tree
 from coterie.core.errors import CoterieError
 from coterie.core.gradients import Objective, functional_gradient, tape_gradient
 from coterie.core.losses import cross_entropy
@@ -50,6 +50,11 @@ class Batch(NamedTuple):
         if self.real is None:
             return None
         return self.real.any() if self.partial else self.real.all()
+
+    def give(self, f: Callable[[Batch], Tensor]) -> Tensor:
+        """f of this batch, whose padding no network sees."""
+        with padding.known(self.real if self.partial else None):  # else it is full, or counts for nothing
+            return f(self)
 
     def mean(self, values: Tensor) -> Tensor:
         """Over the real samples of (B,) values."""
@@ -173,25 +178,23 @@ class Data:
         others = self.real & (shuffled.argsort() >= size)
         return replace(part, real=rank < size), replace(self, real=others, known=None)
 
-    def batches(self, epoch: int, size: int) -> Iterator[Batch]:
-        """All samples in their own order, `size` at a time."""
+    def in_parts(self, f: Callable[[Batch], Tensor], epoch: int = 0) -> Tensor:
+        """(n, ...) f of all samples in their own order, so many at a time as in testing, without gradients."""
         everything = self.batch(torch.arange(len(self.y), device=self.y.device), epoch)
-        for start in range(0, len(self.y), size):
-            yield everything.part(slice(start, start + size))
+        parts = (everything.part(slice(start, start + TEST_BATCH)) for start in range(0, len(self.y), TEST_BATCH))
+        with torch.no_grad():
+            return torch.cat([part.give(f) for part in parts])
 
 
 def features(model: Model, encoder: Tree, data: Data, epoch: int = 0) -> Tensor:
     """(n, d) features of all samples, as training sees them in this epoch."""
-    with torch.no_grad():
-        return torch.cat([model.features(encoder, batch.x) for batch in data.batches(epoch, TEST_BATCH)])
+    return data.in_parts(lambda batch: model.features(encoder, batch.x), epoch)
 
 
 def sample_losses(model: Model, weights: Weights, data: Data) -> Tensor:
     """(n,) cross entropy of all samples as they are, not as training varies them."""
     plain = replace(data, transform=Transform())
-    with torch.no_grad():
-        parts = [cross_entropy(model(weights, batch.x), batch.y) for batch in plain.batches(0, TEST_BATCH)]
-        return torch.cat(parts)
+    return plain.in_parts(lambda batch: cross_entropy(model(weights, batch.x), batch.y))
 
 
 def each(one: Callable[..., P], rows: tuple[Any, ...], data: Data) -> P:
@@ -254,6 +257,8 @@ class Sgd:
         for epoch in range(self.epochs):
             shuffled = order.shuffle(order.fold(data.key, order.SHUFFLE, epoch), len(data.y), data.real)[:n]
             drawn = data.batch(shuffled, epoch)._replace(partial=not self.drop_last)
+            if data.known is not None:
+                drawn = drawn._replace(real=None)
             yield Epoch(drawn, self.batch, full, 0 if self.drop_last else rest)
 
     def step(
@@ -310,7 +315,7 @@ def objective(params: P, loss: Callable[[P, Batch], Tensor], batch: Batch) -> Ob
 
     def mean_loss(weights: Tree, statistics: Tree) -> tuple[Tensor, Tree]:
         written = {n: t.clone() for n, t in statistics.items()}  # BatchNorm writes into these
-        losses = loss(tree.fill(params, weights | written, leaf=Live), batch)  # (B,)
-        return batch.mean(losses), written
+        live = tree.fill(params, weights | written, leaf=Live)
+        return batch.mean(batch.give(lambda batch: loss(live, batch))), written  # (B,)
 
     return mean_loss

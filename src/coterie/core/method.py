@@ -40,7 +40,6 @@ class Method(ABC, Generic[Server, State, Down, Up]):
     # (after local training), `finished` (after client_finish), `global` (the server's model).
     results: ClassVar[dict[str, str]]
     personal_is_global: ClassVar[bool] = False  # True: before local training every client has the server's model
-    holds_out: ClassVar[bool] = False  # True: trains on a part of the samples only, by Data.split
     batched: ClassVar[bool] = True  # False: branches on tensor values, so clients must be looped
     exact: ClassVar[bool] = False  # True: what is sent must arrive to the last bit, so it cannot travel rounded
 

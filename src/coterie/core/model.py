@@ -6,12 +6,14 @@ import copy
 from collections import OrderedDict
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from coterie.core import padding
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.samples import Transform
 from coterie.core.tree import Live, Tree, apply, is_statistic
@@ -64,7 +66,7 @@ class Model:
             assert layer is not None
             begins = any(isinstance(m, nn.Conv2d) for m in layer.modules())
             own = {n.removeprefix(f"{name}."): t for n, t in encoder.items() if n.startswith(f"{name}.")}
-            with self._precision():
+            with self._precision(), self._padding():
                 z = functional_call(layer, own, (z,))
             if begins:
                 maps.append(z)
@@ -95,7 +97,7 @@ class Model:
 
     def _call(self, module: nn.Module, weights: Tree, x: Tensor) -> Tensor:
         _as_in_training(module, isinstance(weights, Live))  # what is not under training is used as in testing
-        with self._precision():
+        with self._precision(), self._padding():
             result: Tensor = functional_call(module, weights, (x,))
         return result.to(self.mean.dtype)
 
@@ -104,11 +106,19 @@ class Model:
             return nullcontext()
         return torch.autocast(self.mean.device.type, torch.bfloat16, cache_enabled=False)
 
-    @property
+    def _padding(self) -> AbstractContextManager[object]:
+        return padding.left_out() if self.batch_norm else nullcontext()
+
+    @cached_property
     def batch_norm(self) -> bool:
         """Whether the samples of a batch influence each other."""
         modules = (*self.encoder.modules(), *self.head.modules())
         return any(isinstance(m, nn.modules.batchnorm._NormBase) for m in modules)
+
+    @property
+    def minds_padding(self) -> bool:
+        """Whether samples that fill up a batch influence the real ones: a layer that is like BatchNorm, but another."""
+        return not all(map(padding.is_left_out_by, (*self.encoder.modules(), *self.head.modules())))
 
     @property
     def tests_by_batch(self) -> bool:

@@ -53,7 +53,6 @@ class FedFomo(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "FedFomo"
     results: ClassVar[dict[str, str]] = {"FedFomo": "post"}
-    holds_out: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.models < 1:

@@ -5,7 +5,6 @@ Where the paper is silent: both passes are made in each local epoch, each has it
 drawn once, and the head is the last layer. The shared head is averaged by effective samples D^e (text and eq. 5; the
 algorithms print D^r). The ablations (a) to (d) of its section 4.7 are `head_by`, `two_heads`, `rebalance` and
 `original_pass`.
-With BatchNorm and batches that do not divide the set, the last one is filled up with samples of the set.
 """
 
 from __future__ import annotations

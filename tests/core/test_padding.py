@@ -1,0 +1,114 @@
+"""BatchNorm leaves padding out: against torch's own layer on the real samples only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from coterie.core import padding
+from coterie.core.gradients import functional_gradient
+from coterie.core.model import make_model
+from coterie.core.tree import Live, Tree, is_statistic
+from tests import toy
+
+SHAPES = [(6, 3), (6, 3, 5), (6, 3, 4, 5)]
+REAL = torch.tensor([True, False, True, True, False, True])
+
+
+def layer(ndim: int, **settings: Any) -> nn.Module:
+    norm: nn.Module = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}[ndim](3, **settings).double()
+    norm.num_batches_tracked = None  # type: ignore[assignment]
+    for name, t in norm.state_dict().items():
+        t.copy_(torch.rand(3) + (0.5 if "var" in name else 0.0))
+    return norm
+
+
+def passed(norm: nn.Module, x: Tensor, real: Tensor | None, kept: Tensor | slice) -> tuple[Tensor, Tree, Tree]:
+    """What comes out for the samples that are kept; gradients in them and in the weights; running statistics."""
+    tensors = {n: t.clone() for n, t in norm.state_dict().items()} | {"x": x.clone()}
+    weights = {n: t.requires_grad_() for n, t in tensors.items() if not is_statistic(n)}
+    with padding.known(real), padding.left_out():
+        out = functional_call(norm, tensors, (tensors.pop("x"),))[kept]
+    slopes = torch.autograd.grad(out.pow(3).sum(), list(weights.values()))
+    written = {n: t for n, t in tensors.items() if is_statistic(n)}
+    return out.detach(), dict(zip(weights, slopes, strict=True)), written
+
+
+def assert_close(a: Any, b: Any) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"track_running_stats": False}, {"affine": False}, {"momentum": 0.3, "eps": 0.1}], ids=str
+)
+def test_it_does_what_torch_does_with_the_real_samples(shape: tuple[int, ...], settings: dict[str, Any]) -> None:
+    norm, x, everything = layer(len(shape), **settings), 3 * torch.randn(shape).double() + 2, slice(None)
+    out, slopes, written = passed(norm, x, REAL, REAL)
+    expected, gradient, running = passed(norm, x[REAL], None, everything)
+    assert_close((out, written), (expected, running))
+    assert_close(slopes.pop("x")[REAL], gradient.pop("x"))
+    assert_close(slopes, gradient)
+    assert_close(passed(norm, x, torch.ones(6).bool(), everything), passed(norm, x, None, everything))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_testing_with_running_statistics_is_as_it_was(shape: tuple[int, ...]) -> None:
+    norm, x = layer(len(shape)).eval(), torch.randn(shape).double()
+    everything = slice(None)
+    assert_close(passed(norm, x, REAL, everything), passed(norm, x, None, everything))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("count", [0, 1])
+def test_too_few_real_samples_give_finite_numbers(shape: tuple[int, ...], count: int) -> None:
+    out, slopes, written = passed(layer(len(shape)), torch.randn(shape).double(), torch.arange(6) < count, slice(None))
+    assert all(t.isfinite().all() for t in (out, *slopes.values(), *written.values()))
+
+
+def test_clients_side_by_side() -> None:
+    """Each with its own padding and statistics, and by the gradients that they train with."""
+    norm, x = layer(4), torch.randn(5, 6, 3, 4, 5).double()
+    real = torch.arange(6) < torch.tensor([2, 6, 0, 3, 4])[:, None]
+    start = {n: torch.rand(5, 3).double() + 0.5 for n in norm.state_dict()}
+
+    def one(tensors: Tree, x: Tensor, real: Tensor) -> tuple[Tree, Tree]:
+        def loss(weights: Tree, statistics: Tree) -> tuple[Tensor, Tree]:
+            written = {n: t.clone() for n, t in statistics.items()}
+            with padding.known(real), padding.left_out():
+                out = functional_call(norm, weights | written, (x,))
+            return torch.where(real[:, None, None, None], out, 0.0).pow(3).sum(), written
+
+        weights, statistics = ({n: t for n, t in tensors.items() if is_statistic(n) == kind} for kind in (False, True))
+        return functional_gradient(loss, weights, statistics)
+
+    together = torch.func.vmap(one)(start, x, real)
+    for i in (0, 1, 3, 4):
+        for name, t in norm.state_dict().items():
+            t.copy_(start[name][i])
+        _, slopes, written = passed(norm, x[i][real[i]], None, slice(None))
+        for name, t in (together[0] | together[1]).items():
+            assert_close(t[i], (slopes | written)[name])
+
+
+def test_half_precision_counts_in_single() -> None:
+    norm, x = layer(4).float(), 100 + 10 * torch.randn(6, 3, 4, 5).bfloat16()
+    with padding.known(REAL), padding.left_out():
+        found = norm(x)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found[REAL].float(), norm(x[REAL].float()), rtol=0.01, atol=0.01)
+
+
+def test_a_model_looks_at_real_samples_only() -> None:
+    """Whichever way its features are asked for."""
+    model = make_model(toy.mixing_network(), toy.SHAPE, toy.CLASSES)
+    x, live = torch.rand(6, *toy.SHAPE), Live(model.start.encoder)
+    expected = model.features(Live({n: t.clone() for n, t in live.items()}), x[REAL])
+    for ask in (model.features, lambda encoder, x: model.maps(encoder, x)[1]):
+        with padding.known(REAL):
+            torch.testing.assert_close(ask(live, x)[REAL], expected)
+        assert not torch.allclose(ask(live, x)[REAL], expected)
