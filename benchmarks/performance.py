@@ -7,9 +7,12 @@ python -m benchmarks.performance --check  fail if they are not what the files sa
 from __future__ import annotations
 
 import json
+import re
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from benchmarks import tables
@@ -111,23 +114,41 @@ def tried() -> str:
 
 
 def precision() -> str:
-    """What precision changes in the result of a recipe."""
-    folder = RESULTS / "precision"
-    rows, origins = [["recipe, method", *PRECISIONS, "published"]], []
-    for path in sorted((folder / PRECISIONS[0]).glob("*/*.json")):
-        name = path.parent.name
-        made = [json.loads((folder / kind / name / path.name).read_text(encoding="utf-8")) for kind in PRECISIONS]
-        row = next(row for row in find(name).rows if row.training == made[0]["method"])
-        ours = [100 * content["history"][row.point]["clients"][-1] for content in made]
-        rows.append([f"{name}, {row.name}", *(f"{a:.2f}" for a in ours), f"{row.published[()]['accuracy'].mean:.2f}"])
-        taken = [seconds_alone(content) for content in made]
-        if None not in taken:
+    """What precision changes in the results of recipes, on a GPU and on a CPU."""
+    return "\n\n".join(
+        [by_precision("precision", PRECISIONS), fused(), by_precision("precision-cpu", ("fp32", "bf16"))]
+    )
+
+
+def by_precision(folder: str, kinds: Sequence[str]) -> str:
+    """A row for each training, the mean over its seeds."""
+    rows, origins = [["recipe, method", *kinds, "published"]], []
+    trainings = {
+        re.sub(r"-seed\d+", "-seed*", str(p.relative_to(p.parents[1]))) for p in found(folder, kinds[0], "*/*")
+    }
+    for training in sorted(trainings):
+        made = [[read(path) for path in found(folder, kind, training)] for kind in kinds]
+        name = training.split("/")[0]
+        own = RESULTS / f"{name}.yaml"
+        row = next(r for r in find(str(own) if own.exists() else name).rows if r.training == made[0][0]["method"])
+        ours = [fmean(100 * content["history"][row.point]["clients"][-1] for content in seeds) for seeds in made]
+        printed = row.published.get((), {}).get("accuracy")
+        rows.append([f"{name}, {row.name}", *(f"{a:.2f}" for a in ours), f"{printed.mean:.2f}" if printed else "-"])
+        taken = [seconds_alone(content) for seeds in made for content in seeds]
+        if None not in taken and len(taken) == len(kinds) and folder == "precision":
             rows.append(["· its run, start included", *(f"{seconds:.1f} s" for seconds in taken), ""])
-        origins += made
+        origins += [content for seeds in made for content in seeds]
     told = {name: ", ".join(sorted({str(c[name]) for c in origins})) for name in ("commit", "date", "seed")}
     machines = ", ".join(sorted({c["hardware"]["machine"] for c in origins}))
-    text = f"{machines}; commit {told['commit']}, {told['date']}, seed {told['seed']}."
-    return f"{text}\n\n{tables.markdown(rows)}\n\n{fused()}"
+    return f"{machines}; commit {told['commit']}, {told['date']}, seed {told['seed']}.\n\n{tables.markdown(rows)}"
+
+
+def found(folder: str, kind: str, training: str) -> list[Path]:
+    return sorted((RESULTS / folder / kind).glob(f"{training}.json"))
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def fused() -> str:
