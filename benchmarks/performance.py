@@ -115,18 +115,15 @@ def tried() -> str:
 
 def precision() -> str:
     """What precision changes in the results of recipes, on a GPU and on a CPU."""
-    return "\n\n".join(
-        [by_precision("precision", PRECISIONS), fused(), by_precision("precision-cpu", ("fp32", "bf16"))]
-    )
+    on_gpu, on_cpu = by_precision("precision", PRECISIONS), by_precision("precision-cpu", ("fp32", "bf16"))
+    return f"{on_gpu}\n\n{fused()}\n\n{on_cpu}"
 
 
 def by_precision(folder: str, kinds: Sequence[str]) -> str:
     """A row for each training, the mean over its seeds."""
     rows, origins = [["recipe, method", *kinds, "published"]], []
-    trainings = {
-        re.sub(r"-seed\d+", "-seed*", str(p.relative_to(p.parents[1]))) for p in found(folder, kinds[0], "*/*")
-    }
-    for training in sorted(trainings):
+    paths = found(folder, kinds[0], "*/*")
+    for training in sorted({re.sub(r"-seed\d+", "-seed*", f"{path.parent.name}/{path.stem}") for path in paths}):
         made = [[read(path) for path in found(folder, kind, training)] for kind in kinds]
         name = training.split("/")[0]
         own = RESULTS / f"{name}.yaml"
