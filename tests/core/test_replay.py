@@ -31,12 +31,12 @@ START = (torch.tensor(0.0), torch.tensor(0))
 
 def folded(recorder: Recorder, *runs: Epoch) -> list[float]:
     with recording(recorder):  # type: ignore[arg-type]
-        return [float(t) for t in fold(horner, START, runs)]
+        return [float(t) for t in fold(START, ((horner, run) for run in runs))]
 
 
 def test_fold_goes_through_all_steps_in_order() -> None:
     runs, recorder = [run(1, 2, 4, 1, 3), run(0, 2, 1, 1, 9)], Recorder()
-    plain = fold(horner, START, runs)
+    plain = fold(START, ((horner, run) for run in runs))
     assert [float(t) for t in plain] == folded(recorder, *runs) == [353229, 6]
     assert (recorder.recorded, recorder.replayed) == (2, 5)  # of two samples and of one; the first is done as it is
     assert [float(t) for t in START] == [0, 0]
@@ -47,6 +47,24 @@ def test_few_steps() -> None:
     assert folded(Recorder(), run(7)) == [7, 1]
     assert folded(Recorder(), run(7), run(8), run(9)) == [789, 3]
     assert folded(Recorder(), run(1, 2), run(3, 4)) == [37, 2]
+
+
+def test_steps_of_several_kinds_share_a_carry() -> None:
+    """A carry may get its form only when the second kind comes: what was recorded before is recorded anew."""
+
+    def add(carry: dict[str, Tensor], batch: Batch) -> dict[str, Tensor]:
+        return carry | {"sum": carry["sum"] + batch.x.sum() + carry.get("count", torch.zeros(()))}
+
+    def count(carry: dict[str, Tensor], batch: Batch) -> dict[str, Tensor]:
+        return carry | {"count": carry.get("count", torch.zeros(())) + len(batch.x)}
+
+    work = [(add, run(1, 2, 3, 4)), (count, run(5, 6, 7, 8)), (add, run(1, 1, 1, 1)), (count, run(2, 3, 4, 5))]
+    recorder = Recorder()
+    with recording(recorder):  # type: ignore[arg-type]
+        replayed = fold({"sum": torch.zeros(())}, work)
+    assert {name: float(t) for name, t in replayed.items()} == {"sum": 22, "count": 8}
+    assert replayed == fold({"sum": torch.zeros(())}, work)
+    assert (recorder.recorded, recorder.replayed) == (3, 6)
 
 
 def test_a_client_computed_alone_is_not_recorded() -> None:

@@ -247,7 +247,7 @@ class Sgd:
         def step(carry: tuple[P, Tree], batch: Batch) -> tuple[P, Tree]:
             return self.step(carry[0], loss, batch, data.rate, carry[1])
 
-        params, momentum = fold(step, (params, momentum), self.runs(data))
+        params, momentum = fold((params, momentum), ((step, run) for run in self.runs(data)))
         return params, momentum if self.keep else {}
 
     def runs(self, data: Data) -> Iterator[Epoch]:

@@ -86,36 +86,40 @@ class Run(Protocol):
     def last(self) -> Any: ...  # what the smaller one is given
 
 
-def fold(step: Callable[[C, Any], C], carry: C, runs: Iterable[Run]) -> C:
-    """carry = step(carry, given) for all steps of all runs, one after the other.
+def fold(carry: C, work: Iterable[tuple[Callable[[C, Any], C], Run]]) -> C:
+    """carry = step(carry, given) for all steps of all runs, one after the other; work: what to do in each run.
 
-    What a step does may depend on tensors only: it may be recorded. All runs are of one form.
+    What a step does may depend on tensors only: it may be recorded. All runs with the same step are of one form.
     """
-    by, tape = _recorder.get(), None
-    for run in runs:
-        if tape is not None:
-            tape.play(run)
-        elif by is not None and not run.alone and (first := next(iter(run), None)) is not None:
-            tape = Tape(by, step, step(carry, first), run)  # from here on the carry keeps its form
-            tape.play(run, begun=1)
-        else:
+    by, tapes, met = _recorder.get(), dict[Any, Tape[C]](), set[Any]()
+    for step, run in work:
+        if by is None or run.alone:
             for given in run:
                 carry = step(carry, given)
-    return carry if tape is None else tape.carry
+            continue
+        if new := step not in met:  # its first step is done as it is: it may give the carry another form
+            if (first := next(iter(run), None)) is None:
+                continue
+            carry = tree.apply(Tensor.clone, step(carry, first))
+            met.add(step)
+            tapes.clear()
+        if step not in tapes:
+            tapes[step] = Tape(by, step, carry, run)
+        tapes[step].play(run, begun=int(new))
+    return carry
 
 
 class Tape(Generic[C]):
     """Steps recorded with the carry, the tensors and the place in them where every step finds and leaves them."""
 
     def __init__(self, by: Recorder, step: Callable[[C, Any], C], carry: C, run: Run) -> None:
-        self.by, self.step = by, step
-        self.carry = tree.apply(Tensor.clone, carry)
+        self.by, self.step, self.carry = by, step, carry
         self.run: Run = run.having(tree.apply(Tensor.clone, run.tensors))
         self.place = torch.zeros((), dtype=torch.int64, device=next(iter(run.tensors.values())).device)
         self.full: Recorded | None = None
         self.rest: Recorded | None = None
 
-    def play(self, run: Run, begun: int = 0) -> None:
+    def play(self, run: Run, begun: int) -> None:
         """All steps but the first ones."""
         tree.apply(Tensor.copy_, self.run.tensors, run.tensors)
         self.place.fill_(begun * run.size)
@@ -134,4 +138,7 @@ class Tape(Generic[C]):
         self._move(self.run.last())
 
     def _move(self, given: Any) -> None:
-        tree.apply(Tensor.copy_, self.carry, self.step(self.carry, given))
+        def write(old: Tensor, new: Tensor) -> Tensor:
+            return old if new is old else old.copy_(new)
+
+        tree.apply(write, self.carry, self.step(self.carry, given))

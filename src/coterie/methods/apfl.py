@@ -105,7 +105,7 @@ class APFL(Method[Server, State, Down, Up]):
             return Both(shared, own, shared_momentum, momentum)
 
         before = Both(down.weights, Own(state.weights, state.share), state.shared_momentum, state.momentum)
-        shared, own, shared_momentum, momentum = fold(both, before, self.train.runs(data))
+        shared, own, shared_momentum, momentum = fold(before, ((both, run) for run in self.train.runs(data)))
         if not self.train.keep:
             momentum, shared_momentum = {}, {}
         return State(*own, momentum, shared_momentum), Up(shared, data.samples)

@@ -9,7 +9,7 @@ algorithms print D^r). The ablations (a) to (d) of its section 4.7 are `head_by`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple
 
@@ -18,11 +18,12 @@ from torch import Tensor
 from coterie.core import order, tree
 from coterie.core.errors import unknown
 from coterie.core.images import AUGMENTATIONS
-from coterie.core.local import Batch, Data
+from coterie.core.local import Batch, Data, Epoch
 from coterie.core.losses import cross_entropy
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
 from coterie.core.rebalance import THRESHOLDS, Rebalanced, effective, rebalance, rebalanced_data, threshold
+from coterie.core.replay import fold
 from coterie.core.tree import Tree
 
 ORDERS = ("interleaved", "block")
@@ -52,6 +53,16 @@ class Up(NamedTuple):
     head: Tree  # φ_G as trained by this client
     samples: Tensor  # () D_o
     effective: Tensor  # () D_e
+
+
+class Models(NamedTuple):
+    """Of a client in training."""
+
+    encoder: Tree
+    shared: Tree  # head
+    own: Tree  # head
+    first: Tree  # momentum of passes over the client's data
+    second: Tree  # and over the rebalanced ones
 
 
 @dataclass(frozen=True)
@@ -111,29 +122,33 @@ class FedReG(Method[Server, State, Down, Up]):
         def loss(w: Weights, batch: Batch) -> Tensor:
             return cross_entropy(model(w, batch.x), batch.y)
 
-        def beside(shared: Tree) -> Callable[[Weights, Batch], Tensor]:
+        def step_on_balanced(m: Models, batch: Batch) -> Models:
+            (encoder, shared), second = self.train.step(Weights(m.encoder, m.shared), loss, batch, data.rate, m.second)
+            return m._replace(encoder=encoder, shared=shared, second=second)
+
+        def step_on_original(m: Models, batch: Batch) -> Models:
+            (encoder, shared), first = self.train.step(Weights(m.encoder, m.shared), loss, batch, data.rate, m.first)
+            return m._replace(encoder=encoder, shared=shared, first=first)
+
+        def step_beside(m: Models, batch: Batch) -> Models:
             def personal_loss(w: Weights, batch: Batch) -> Tensor:
                 z = model.features(w.encoder, batch.x)
-                return cross_entropy(model.logits(shared, z) + model.logits(w.head, z), batch.y)
+                return cross_entropy(model.logits(m.shared, z) + model.logits(w.head, z), batch.y)
 
-            return personal_loss
+            (encoder, own), first = self.train.step(Weights(m.encoder, m.own), personal_loss, batch, data.rate, m.first)
+            return m._replace(encoder=encoder, own=own, first=first)
 
-        encoder, shared, own = down.encoder, down.head, state.head
-        first, second = state.momentum, state.rebalanced_momentum
-        train = self.train.but(epochs=1, keep=True)  # momentum goes on to the next epoch
-        for original, epoch in self.passes():
-            samples = data if original else balanced
-            samples = replace(samples, key=order.fold(samples.key, epoch))
-            if not original:
-                trained, second = train(Weights(encoder, shared), loss, samples, second)
-                encoder, shared = trained
-            elif self.two_heads:
-                trained, first = train(Weights(encoder, own), beside(shared), samples, first)
-                encoder, own = trained
-            else:
-                trained, first = train(Weights(encoder, shared), loss, samples, first)
-                encoder, shared = trained
-        kept = (first, second) if self.train.keep else ({}, {})
+        def work() -> Iterator[tuple[Callable[[Models, Batch], Models], Epoch]]:
+            for original, epoch in self.passes():
+                samples = data if original else balanced
+                samples = replace(samples, key=order.fold(samples.key, epoch))
+                step = (step_beside if self.two_heads else step_on_original) if original else step_on_balanced
+                for run in self.train.but(epochs=1).runs(samples):
+                    yield step, run
+
+        before = Models(down.encoder, down.head, state.head, state.momentum, state.rebalanced_momentum)
+        encoder, shared, own, *momenta = fold(before, work())
+        kept = momenta if self.train.keep else ({}, {})
         return State(own, chosen, *kept), Up(encoder, shared, data.samples, share)
 
     def passes(self) -> list[tuple[bool, int]]:

@@ -80,7 +80,7 @@ class pFedMe(Method[Server, State, Down, Up]):
             moved = tree.blend(personal, local, outer)  # w - ηλ (w - θ)
             return personal, moved if batch.active is None else tree.where(batch.active, moved, local)
 
-        personal, local = fold(step, (down.weights, down.weights), self.train.runs(data))
+        personal, local = fold((down.weights, down.weights), ((step, run) for run in self.train.runs(data)))
         return State(personal), Up(local, data.samples)
 
     def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
