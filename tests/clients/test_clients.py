@@ -6,6 +6,7 @@ import os
 import pickle
 import signal
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -49,6 +50,14 @@ def test_batchnorm_leaves_padding_out(drop_last: bool) -> None:
     assert together == [[0, 3, 6], [1, 2, 4, 5]]
     expected, _ = toy.looped(method, model, data, join_ratio=1.0)
     assert toy.distance(expected, toy.batched(method, model, data, join_ratio=1.0)[0]) < 1e-10
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_batchnorm_in_half_precision(ragged: bool) -> None:
+    data = toy.toy(train=(13, 16, 12) if ragged else (16,) * 3, test=(9, 8, 8) if ragged else (8,) * 3)
+    method, model = toy.method("fedavg"), replace(toy.model(torch.float32, batch_norm=True), precision="bf16")
+    expected, _ = toy.looped(method, model, data, join_ratio=1.0)
+    assert toy.distance(expected, toy.batched(method, model, data, join_ratio=1.0)[0]) < 0.03
 
 
 class OwnNorm(nn.BatchNorm2d):

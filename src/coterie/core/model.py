@@ -107,7 +107,9 @@ class Model:
         return torch.autocast(self.mean.device.type, torch.bfloat16, cache_enabled=False)
 
     def _padding(self) -> AbstractContextManager[object]:
-        return padding.left_out() if self.batch_norm else nullcontext()
+        if not self.batch_norm:
+            return nullcontext()
+        return padding.left_out(widen=self.precision == "bf16" and self.mean.device.type == "cpu")
 
     @cached_property
     def batch_norm(self) -> bool:

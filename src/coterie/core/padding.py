@@ -30,10 +30,10 @@ def known(real: Tensor | None) -> Iterator[None]:
         _real.reset(token)
 
 
-def left_out() -> AbstractContextManager[object]:
-    """BatchNorm does not see padding meanwhile, if there is any."""
+def left_out(widen: bool = False) -> AbstractContextManager[object]:
+    """BatchNorm does not see padding meanwhile, if there is any. widen: it computes in single precision at least."""
     real = _real.get()
-    return nullcontext() if real is None else RealOnly(real)
+    return nullcontext() if real is None and not widen else RealOnly(real)
 
 
 def is_left_out_by(layer: nn.Module) -> bool:
@@ -43,9 +43,9 @@ def is_left_out_by(layer: nn.Module) -> bool:
 
 
 class RealOnly(TorchFunctionMode):
-    def __init__(self, real: Tensor) -> None:
+    def __init__(self, real: Tensor | None) -> None:
         super().__init__()
-        self.real = real  # (B,)
+        self.real = real  # (B,), or None: all are
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -56,7 +56,7 @@ class RealOnly(TorchFunctionMode):
 
 
 def batch_norm(
-    real: Tensor,
+    real: Tensor | None,
     x: Tensor,
     running_mean: Tensor | None,
     running_var: Tensor | None,
@@ -70,14 +70,14 @@ def batch_norm(
 
     Where none is real all count: what comes out does not matter, but must be finite.
     """
-    if not training:
-        return F.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    if real is None or not training:
+        return F.batch_norm(wide, running_mean, running_var, weight, bias, training, momentum, eps).to(x.dtype)
     if len(x) != len(real):
         raise CoterieError(
             f"a BatchNorm of this network is given {len(x)} samples where the batch has {len(real)}, so it cannot be "
             "told which of them are padding; use clients=looped"
         )
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
     pixels = wide.reshape(*x.shape[:2], -1)
     counts = (real | ~real.any()).to(wide.dtype)
     share = (counts / counts.sum())[:, None]  # (B, 1)
