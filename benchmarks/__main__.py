@@ -128,7 +128,7 @@ def run(chosen: argparse.Namespace) -> None:
         entry["load"] = [before, load()]
         file.add("workloads", w.name, entry)
         print(
-            f"\n{tables.about(entry)}\n{origin['machine']}: {tables.peaks(entry)}\n\n{tables.table([entry])}",
+            f"\n{tables.about(entry)}\n{origin['machine']}: {tables.peaks(entry)}\n\n{tables.table(entry)}",
             flush=True,
         )
     if workloads:

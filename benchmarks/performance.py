@@ -58,13 +58,10 @@ def speed(found: dict[str, Results]) -> str:
     for machine, results in found.items():
         if not (entries := list(results["workloads"].values())):
             continue
-        lines = [f"- `{e['workload']['name']}`: {e['about']}" for e in entries]
-        parts += [
-            f"### {machine}",
-            f"{origin(entries)}. {load_average(entries)} Peaks: {tables.peaks(entries[-1])}.",
-            "\n".join(lines),
-            tables.table(entries),
-        ]
+        parts += [f"### {machine}", f"{origin(entries)}. {load_average(entries)} Peaks: {tables.peaks(entries[-1])}."]
+        for entry in entries:
+            about = f"`{entry['workload']['name']}` (commit {entry['commit']}): {entry['about']}."
+            parts += [about, tables.table(entry)]
     return "\n\n".join([*parts, tables.NOTES])
 
 

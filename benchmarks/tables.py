@@ -17,9 +17,9 @@ evaluation. *Floor*: the larger of operations / peak and bytes / bandwidth of th
 the rates measured in the same run."""
 
 
-def table(entries: Iterable[Entry]) -> str:
-    """A column for each way of each workload."""
-    columns = [column(entry, way, found) for entry in entries for way, found in entry["ways"].items()]
+def table(entry: Entry) -> str:
+    """A column for each way that a workload was run in."""
+    columns = [column(entry, way, found) for way, found in entry["ways"].items()]
     names = [name for name in columns[0] if any(c.get(name, "-") != "-" for c in columns)]
     rows = [[name, *(c.get(name, "-") for c in columns)] for name in names]
     return markdown(rows)
@@ -28,7 +28,7 @@ def table(entries: Iterable[Entry]) -> str:
 def column(entry: Entry, way: str, found: Entry) -> dict[str, str]:
     parts, floor, step = found["parts"], entry["floor_ms"], found["step_ms"]
     return {
-        "": f"{entry['workload']['name']}: {way}",
+        "": way,
         "round with evaluation, s": number(found["with_evaluation"]),
         "· statistics": number(parts["statistics"]),
         "· training": number(parts["training"]),
