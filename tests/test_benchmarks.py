@@ -324,7 +324,7 @@ def test_a_table_says_what_was_measured() -> None:
     entry = {"workload": {"name": "w"}, "floor_ms": {"fp32": 2.0, "tf32": 0.5}, "ways": {"batched": way}}
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in tables.table(entry).splitlines()]
     found = {line[0]: line[1] for line in lines}
-    assert found[""] == "w: batched"
+    assert found[""] == "batched"
     assert found["round without evaluation, s"] == "2"
     assert found["plain loop, s"] == "20"
     assert found["times as fast a step"] == "12.5"
