@@ -89,7 +89,8 @@ class Run(Protocol):
 def fold(carry: C, work: Iterable[tuple[Callable[[C, Any], C], Run]]) -> C:
     """carry = step(carry, given) for all steps of all runs, one after the other; work: what to do in each run.
 
-    What a step does may depend on tensors only: it may be recorded. All runs with the same step are of one form.
+    What a step does may depend on tensors only: it may be recorded. It makes parts of the carry anew or leaves them in
+    their place. All runs with the same step are of one form.
     """
     by, tapes, met = _recorder.get(), dict[Any, Tape[C]](), set[Any]()
     for step, run in work:
