@@ -167,3 +167,16 @@ def test_a_component_that_left_the_mixture_does_no_harm() -> None:
 def test_no_component_is_refused() -> None:
     with pytest.raises(CoterieError, match="at least 1"):
         FedEM(components=0)
+
+
+def test_components_that_begin_alike_are_fedavg_at_a_lower_rate() -> None:
+    """Each answers for an equal share of every sample, so that its gradient is a third."""
+    training = {"lr": 0.03, "weight_decay": 1e-3, "momentum": 0.5}
+    found, _ = toy.looped(toy.method("fedem", same_start=True, **training), toy.model(), toy.toy())
+    slower = training | {"lr": 0.01, "weight_decay": 3e-3}
+    averaged, _ = toy.looped(toy.method("fedavg", **slower), toy.model(), toy.toy())
+    for part, other in (("server.components.", "server.weights."), ("states.1.tuned.components.", "states.1.tuned.")):
+        for component in range(3):
+            mine = {n.removeprefix(part): t[component] for n, t in found.items() if n.startswith(part)}
+            theirs = {n.removeprefix(other): t for n, t in averaged.items() if n.startswith(other)}
+            assert toy.distance(mine, theirs) < 1e-12

@@ -54,6 +54,9 @@ class Up(NamedTuple):
 @dataclass(frozen=True)
 class FedEM(Method[Server, State, Down, Up]):
     components: int = field(default=3, metadata={"help": "components of the mixture (M)"})
+    same_start: bool = field(
+        default=False, metadata={"help": "all components begin as one network, and so stay alike; a common slip"}
+    )
     finetune_epochs: int | None = field(
         default=None, metadata={"help": "epochs of fine-tuning at the end; local epochs if not set"}
     )
@@ -69,7 +72,8 @@ class FedEM(Method[Server, State, Down, Up]):
             raise CoterieError(f"components must be at least 1, not {self.components}")
 
     def server_init(self, model: Model, census: Census) -> Server:
-        return Server(networks(model, self.components))
+        alike = tree.stack([model.start] * self.components)
+        return Server(alike if self.same_start else networks(model, self.components))
 
     def server_send(self, server: Server, client: Tensor) -> Down:
         return Down(server.components)
