@@ -3,6 +3,7 @@
 Marfoq, Neglia, Bellet, Kameni, Vidal: Federated Multi-Task Learning under a Mixture of Distributions,
 NeurIPS 2021. FedEM-FT, from FedPAC's comparison (ICLR 2023), comes from the same run: after the last round every
 component is fine-tuned with fixed responsibilities, or on all samples alike (`finetune_all`): the paper does not say.
+With `train_all` they are trained so in every round: several FedAvgs, whose mixture is an ensemble.
 Components are averaged over the participants; in the authors' code those who are absent count with the old ones.
 Between trainings (`pre`) a client keeps the mixture weights of its last E-step; the final step takes a fresh one.
 """
@@ -54,8 +55,8 @@ class Up(NamedTuple):
 @dataclass(frozen=True)
 class FedEM(Method[Server, State, Down, Up]):
     components: int = field(default=3, metadata={"help": "components of the mixture (M)"})
-    same_start: bool = field(
-        default=False, metadata={"help": "all components begin as one network, and so stay alike; a common slip"}
+    train_all: bool = field(
+        default=False, metadata={"help": "train every component on all samples alike, whoever answers for them"}
     )
     finetune_epochs: int | None = field(
         default=None, metadata={"help": "epochs of fine-tuning at the end; local epochs if not set"}
@@ -72,8 +73,7 @@ class FedEM(Method[Server, State, Down, Up]):
             raise CoterieError(f"components must be at least 1, not {self.components}")
 
     def server_init(self, model: Model, census: Census) -> Server:
-        alike = tree.stack([model.start] * self.components)
-        return Server(alike if self.same_start else networks(model, self.components))
+        return Server(networks(model, self.components))
 
     def server_send(self, server: Server, client: Tensor) -> Down:
         return Down(server.components)
@@ -84,6 +84,8 @@ class FedEM(Method[Server, State, Down, Up]):
 
     def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
         responsibilities, shares = self.expect(model, Mixture(down.components, state.shares), data)
+        if self.train_all:
+            responsibilities = torch.ones_like(responsibilities)
         components, momentum = self.maximise(self.train, model, down, responsibilities, data, state.momentum)
         return State(shares, momentum, tuned=()), Up(components, data.samples)
 
