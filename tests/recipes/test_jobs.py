@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import logging
 import multiprocessing
 import os
 import signal
-import sys
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -47,16 +45,6 @@ def written(folder: Path, id: str, *rows: str, noniid_s: int = 20) -> Path:
     path = folder / f"{id}.yaml"
     path.write_text(HEAD.format(id=id, noniid_s=noniid_s) + "".join(f"  - {row}\n" for row in rows))
     return path
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the command line is called in this process, and leaves no trace."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    log = logging.getLogger("coterie")
-    monkeypatch.setattr(log, "handlers", [*log.handlers])
-    return tmp_path
 
 
 def results(folder: Path) -> dict[str, dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import subprocess
 import sys
 from collections.abc import Callable
@@ -272,15 +271,6 @@ def test_choosing() -> None:
         cells([(recipe, recipe.rows)], 0, None)
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command line in this process, which leaves no trace."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    log = logging.getLogger("coterie")
-    monkeypatch.setattr(log, "handlers", [*log.handlers])
-
-
 def coterie_command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "coterie.cli", *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120, check=False)
@@ -321,7 +311,7 @@ def test_the_command(recipe: Recipe, tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_told_in_a_line(
-    arguments: list[str], said: str, tmp_path: Path, here: None, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], said: str, tmp_path: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
         main(arguments)
@@ -332,7 +322,7 @@ def test_bad_input_is_told_in_a_line(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_list(tmp_path: Path, here: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list(tmp_path: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["recipes", "P1-T2", "--json", "--data-dir", str(tmp_path)])
     listed = json.loads(capsys.readouterr().out)
     assert [entry["id"] for entry in listed] == [f"P1-T2-{d}" for d in ("CIFAR10", "CINIC10", "EMNIST", "FMNIST")]
