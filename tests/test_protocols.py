@@ -44,6 +44,7 @@ def test_values_of_the_papers() -> None:
     assert preset("crc", "mnist")["lr_steps"] == ((50, 0.2), (75, 0.02))  # 0.05 -> 0.01 -> 0.001
     assert preset("akd", "cifar10")["lr_decay"] == 0.9
     assert preset("reg", "cifar10")["keep"]
+    assert method_preset("pac", "pfedhn") == {"lr": 0.01}  # "both the server and client learning rate", appendix B
     assert method_preset("crc", "fedprox") == {"pull": 0.1}
     assert method_preset("reg", "fedprox") == {"pull": 0.001}
     with pytest.raises(CoterieError, match="did you mean 'pac'"):
