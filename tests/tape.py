@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from coterie.core.replay import Recorded
+from coterie.core import replay
 
 
 class Tape(TorchDispatchMode):
@@ -17,7 +18,7 @@ class Tape(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lines: list[tuple[Any, Any, Any, Any]] = []
+        self.lines: list[tuple[Any, Any, Any, Any]] = []  # of the part that is being recorded
         self.before: list[tuple[Tensor, Tensor]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -30,28 +31,33 @@ class Tape(TorchDispatchMode):
     def rewind(self) -> None:
         """To record is not to do."""
         for tensor, value in reversed(self.before):
-            tensor.copy_(value)
-
-    def replay(self) -> None:
-        for func, args, kwargs, made in self.lines:
-            again = func(*args, **kwargs)
-            for place, value in zip(tree_leaves(made), tree_leaves(again), strict=True):
-                if isinstance(place, Tensor) and place.data_ptr() != value.data_ptr():
-                    place.copy_(value)
+            if tensor.shape == value.shape:  # else only its form was changed
+                tensor.copy_(value)
 
 
-class Recorder:
+class Recorder(replay.Recorder):
     def __init__(self) -> None:
-        self.recorded = self.replayed = 0
+        self.recorded = self.replayed = 0  # steps
 
-    def record(self, body: Callable[[], Any]) -> Recorded:
-        self.recorded += 1
-        with Tape() as tape:
-            written = body()
-        tape.rewind()
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        with Tape() as self.tape:
+            yield
+        self.tape.rewind()
 
-        def replay() -> None:
-            self.replayed += 1
-            tape.replay()
+    def begin(self, memory: int) -> None:
+        self.memory, self.tape.lines = memory, []
 
-        return Recorded(replay, written)
+    def end(self) -> replay.Replay:
+        lines, step = self.tape.lines, self.memory == replay.STEP
+        self.recorded += step
+
+        def again() -> None:
+            self.replayed += step
+            for func, args, kwargs, made in lines:
+                found = func(*args, **kwargs)
+                for place, value in zip(tree_leaves(made), tree_leaves(found), strict=True):
+                    if isinstance(place, Tensor) and place.data_ptr() != value.data_ptr():
+                        place.copy_(value)
+
+        return again

@@ -1,7 +1,7 @@
 """Clients side by side: one call trains a whole cohort, stacked along a leading axis. The fast way on a GPU.
 
-Clients of a cohort are padded to one length; padding changes no result. On CUDA the steps of training are recorded as
-a graph and replayed; where the shape of a cohort keeps coming back, its whole update is.
+Clients of a cohort are padded to one length; padding changes no result. On CUDA what a cohort does is recorded as
+graphs, which are replayed for all cohorts of the same shape.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from coterie.core import fused, tree
 from coterie.core.errors import CoterieError
 from coterie.core.local import Data
 from coterie.core.model import Model
-from coterie.core.replay import Recorder
+from coterie.core.replay import CudaGraphs
 from coterie.core.samples import FederatedData, Split
 
 CPU_COHORT = 32  # clients side by side where memory cannot be asked
@@ -50,7 +50,7 @@ class Batched(Resident):
         self.cutter = Cutter(method, self.model, data)
         held = {name: split for name in SPLITS if (split := getattr(data, name)) is not None}
         self.samples = {name: Samples(split, self.device) for name, split in held.items()}
-        self.graphs = Graphs(Recorder(self.device) if self.device.type == "cuda" else None)
+        self.graphs = Graphs(CudaGraphs(self.device) if self.device.type == "cuda" else None)
         self.remembered: dict[Any, list[Cohort]] = {}
         self.steps = self.padded = 0  # of all training so far
 
@@ -106,18 +106,19 @@ class Batched(Resident):
         held = self.samples[job.split]
         given, dims, form = lean((states, downs))
 
-        def client(x: Tensor, y: Tensor, real: Any, key: Tensor, rate: Tensor, given: Any) -> Any:
+        def client(x: Tensor, y: Tensor, real: Any, key: Tensor, rate: Tensor, told: Any, given: Any) -> Any:
             mask = real if isinstance(real, Tensor) else None
-            return self._one(job, Data(x, y, key, rate, self.data.classes, self.data.transform, mask), *given)
+            data = Data(x, y, key, rate, self.data.classes, self.data.transform, mask)
+            return self._one(job._replace(told=told), data, *given)
 
-        def body(samples: Tensor, real: Any, key: Tensor, rate: Tensor, given: Any) -> Any:
-            together = torch.func.vmap(client, in_dims=(0, 0, 0, 0, None, dims))
-            return together(fused.take(held.x, samples), held.y[samples], real, key, rate, given)
+        def body(samples: Tensor, real: Any, key: Tensor, rate: Tensor, told: Any, given: Any) -> Any:
+            together = torch.func.vmap(client, in_dims=(0, 0, 0, 0, None, None, dims))
+            return together(fused.take(held.x, samples), held.y[samples], real, key, rate, told, given)
 
         key = keys(self.seed, job.turn, cohort.ids)
         rate = torch.full((), job.turn.rate, dtype=self.model.mean.dtype, device=self.device)
-        inputs = (*held.padded(cohort), key, rate, given)
-        return self.graphs.run(job.task, f"{job.split} {form}", body, inputs)
+        inputs = (*held.padded(cohort), key, rate, job.told, given)
+        return self.graphs.run(f"{job.task} {job.split} {form}", body, inputs)
 
     def _one(self, job: Job, data: Data, state: Any, down: Any) -> Any:
         """The work of one client of a cohort."""

@@ -1,12 +1,14 @@
-"""Equal steps on a GPU: the kernels of one are recorded as a CUDA graph, and replayed for all that follow.
+"""What clients do on a GPU is recorded as CUDA graphs, and replayed. Of equal steps, one is recorded for all.
 
-A step of training is some hundred small kernels. To launch them one by one takes several times as long as to run them.
+A step of training is some hundred small kernels. To launch them one by one takes several times as long as to run them,
+and to record a thousand steps takes as long as to launch them.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -18,32 +20,96 @@ from coterie.core import tree
 C = TypeVar("C")  # any tree
 
 
+Replay = Callable[[], None]
+
+
 class Recorded(NamedTuple):
-    replay: Callable[[], None]
+    replay: Replay
     written: Any  # by every replay
 
 
-class Recorder:
-    """Recordings on one GPU. They share memory: one is replayed at a time, and what it writes is copied at once."""
+class Recorder(ABC):
+    """Records what a computation does: stretches of it, and between them steps, each recorded once and repeated.
 
-    def __init__(self, device: torch.device) -> None:
-        self.pool = torch.cuda.graph_pool_handle()
-        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self.first = self.record(lambda: torch.zeros((), device=device))  # the memory is there as long as this is
+    Recordings share memory: one is replayed at a time, and what it writes is copied at once.
+    """
+
+    parts: list[Replay]  # of what is being recorded, in their order
 
     def record(self, body: Callable[[], Any]) -> Recorded:
         """What body() does is not done now, but by every replay."""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self.stream):
-            graph.capture_begin(pool=self.pool, capture_error_mode="relaxed")  # kernels may be loaded meanwhile
+        self.parts = parts = []
+        with self.listening(), recording(self):
+            self.begin(STRETCH)
             try:
                 written = body()
             except BaseException:
                 with suppress(RuntimeError):  # not the reason, only that there is one
-                    graph.capture_end()
+                    self.end()
                 raise
-            graph.capture_end()
-        return Recorded(graph.replay, written)
+            parts.append(self.end())
+
+        def replay() -> None:
+            for part in parts:
+                part()
+
+        return Recorded(replay, written)
+
+    @contextmanager
+    def between(self) -> Iterator[None]:
+        """What is being recorded ends here, and goes on behind the steps that are recorded or repeated meanwhile."""
+        self.parts.append(self.end())
+        yield
+        self.begin(STRETCH)
+
+    def step(self, body: Callable[[], None]) -> Replay:
+        self.begin(STEP)
+        body()
+        return self.end()
+
+    def repeat(self, step: Replay, times: int) -> None:
+        self.parts += [step] * times
+
+    @abstractmethod
+    def listening(self) -> AbstractContextManager[object]: ...
+
+    @abstractmethod
+    def begin(self, memory: int) -> None:
+        """Of a part, which is a STRETCH or a STEP: steps may come back, so no stretch may use their memory."""
+
+    @abstractmethod
+    def end(self) -> Replay: ...
+
+
+STRETCH, STEP = 0, 1
+
+
+class CudaGraphs(Recorder):
+    """On one GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.pools = [torch.cuda.graph_pool_handle() for _ in (STRETCH, STEP)]
+        self.firsts = [self._first(memory, device) for memory in (STRETCH, STEP)]  # memory is there as long as these
+
+    def listening(self) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self.stream)
+
+    def begin(self, memory: int) -> None:
+        self.graph = torch.cuda.CUDAGraph()
+        self.graph.capture_begin(
+            pool=self.pools[memory], capture_error_mode="relaxed"
+        )  # kernels may be loaded meanwhile
+
+    def end(self) -> Replay:
+        self.graph.capture_end()
+        return self.graph.replay
+
+    def _first(self, memory: int, device: torch.device) -> tuple[Replay, Tensor]:
+        with self.listening():
+            self.begin(memory)
+            made = torch.zeros((), device=device)
+            return self.end(), made
 
 
 _recorder: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
@@ -117,19 +183,20 @@ class Tape(Generic[C]):
         self.by, self.step, self.carry = by, step, carry
         self.run: Run = run.having(tree.apply(Tensor.clone, run.tensors))
         self.place = torch.zeros((), dtype=torch.int64, device=next(iter(run.tensors.values())).device)
-        self.full: Recorded | None = None
-        self.rest: Recorded | None = None
+        self.full: Replay | None = None
+        self.rest: Replay | None = None
 
     def play(self, run: Run, begun: int) -> None:
         """All steps but the first ones."""
         tree.apply(Tensor.copy_, self.run.tensors, run.tensors)
         self.place.fill_(begun * run.size)
-        for _ in range(begun, run.full):
-            self.full = self.full or self.by.record(self._next)
-            self.full.replay()
-        if run.rest and begun <= run.full:
-            self.rest = self.rest or self.by.record(self._last)
-            self.rest.replay()
+        with self.by.between():
+            if run.full > begun:
+                self.full = self.full or self.by.step(self._next)
+                self.by.repeat(self.full, run.full - begun)
+            if run.rest and begun <= run.full:
+                self.rest = self.rest or self.by.step(self._last)
+                self.by.repeat(self.rest, 1)
 
     def _next(self) -> None:
         self._move(self.run.at(self.place))
