@@ -10,7 +10,7 @@ from torch import Tensor
 from coterie.core import tree
 from coterie.core.replay import Recorded, Recorder
 
-KEPT = 64  # recordings held at a time
+KEPT = 256  # recordings held at a time: clients of unlike size come in a hundred shapes
 ROOM = 8e9  # bytes that they read and write
 
 

@@ -6,6 +6,7 @@ and to record a thousand steps takes as long as to launch them.
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -102,7 +103,9 @@ class CudaGraphs(Recorder):
         )  # kernels may be loaded meanwhile
 
     def end(self) -> Replay:
-        self.graph.capture_end()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # nothing was done between two runs
+            self.graph.capture_end()
         return self.graph.replay
 
     def _first(self, memory: int, device: torch.device) -> tuple[Replay, Tensor]:
