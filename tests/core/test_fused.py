@@ -21,6 +21,7 @@ from coterie.core.tree import Tree
 from tests import toy
 
 SHAPES = [Geometry(8, 8, 3, 5, 0), Geometry(9, 7, 4, 3, 1), Geometry(8, 9, 2, 4, 0), Geometry(7, 7, 3, 5, 2)]
+LR = torch.tensor(0.1, dtype=torch.float64)
 RAW = Transform((0.4, 0.5, 0.6), (0.2, 0.3, 0.25))
 
 
@@ -188,12 +189,30 @@ def test_a_step_is_torchs_step(momentum: float) -> None:
         for p, slope in zip(parameters, now, strict=True):
             p.grad = slope
         optimiser.step()
-        made = fused.call(
-            fused.Descent, torch.tensor(0.1, dtype=torch.float64), 0.01, momentum, 2, *weights, *now, *velocities
-        )
+        made = fused.call(fused.Descent, LR, None, 0.01, momentum, 2, *weights, *now, *velocities)
         weights, velocities = list(made[:2]), list(made[2:])
     for ours, theirs in zip(weights, parameters, strict=True):
         torch.testing.assert_close(ours, theirs.detach(), rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("rolling", [True, False], ids=["velocity", "first step"])
+def test_who_is_not_active_does_not_move(rolling: bool) -> None:
+    """Three clients, of two models each; the second client's batch is padding."""
+    weight, slope, velocity = torch.randn(3, 3, 2, 5, 7, dtype=torch.float64).unbind()
+    active = torch.tensor([True, False, True])
+
+    def one(w: Tensor, g: Tensor, v: Tensor, on: Tensor) -> tuple[Tensor, Tensor]:
+        moved, speed = fused.call(fused.Descent, LR, on, 0.01, 0.5, 1, w, g, *[v] * rolling)
+        return moved, speed
+
+    models = vmap(one, in_dims=(0, 0, 0, None))
+    moved, speed = vmap(models)(weight, slope, velocity, active)
+    before = velocity if rolling else torch.zeros_like(velocity)
+    on = active[:, None, None, None]
+    expected = slope + 0.01 * weight + 0.5 * before
+    torch.testing.assert_close(speed, torch.where(on, expected, before), rtol=0, atol=1e-15)
+    torch.testing.assert_close(moved, torch.where(on, weight - LR * expected, weight), rtol=0, atol=1e-15)
+    assert torch.equal(moved[1], weight[1])
 
 
 @pytest.mark.parametrize("name", ["fedpac", "fedem", "pfakd"])

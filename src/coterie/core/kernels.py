@@ -152,13 +152,21 @@ def draw(x: Tensor, index: Tensor, bits: Tensor, crop: int, flip: bool) -> Tenso
 
 
 def descend(
-    weight: Tensor, slope: Tensor, velocity: Tensor | None, lr: Tensor, decay: float, momentum: float
+    weight: Tensor,
+    slope: Tensor,
+    velocity: Tensor | None,
+    lr: Tensor,
+    active: Tensor | None,
+    decay: float,
+    momentum: float,
 ) -> tuple[Tensor, Tensor]:
-    """A step of gradient descent: the weight after it, and its velocity."""
+    """A step of gradient descent: the weight after it, and its velocity. active (rows,): those who take the step."""
     moved, speed = torch.empty_like(slope), torch.empty_like(slope)
+    row = slope.numel() if active is None else slope.numel() // active.numel()
     _descend[(triton.cdiv(slope.numel(), TILE),)](
-        weight, slope, slope if velocity is None else velocity, lr, moved, speed, slope.numel(),
-        decay, 0.0 if velocity is None else momentum, TILE,
+        weight, slope, slope if velocity is None else velocity, lr,
+        slope if active is None else active.view(torch.uint8), moved, speed, slope.numel(), row,
+        decay, momentum, velocity is not None, active is not None, TILE,
     )  # fmt: skip
     return moved, speed
 
@@ -329,16 +337,21 @@ def _draw(
     tl.store(out + image * (CHANNELS * HEIGHT * WIDTH) + line * WIDTH + column, value, mask=inside)
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["count", "row"])
 def _descend(
-    weight, slope, velocity, lr, moved, speed, count,
-    DECAY: tl.constexpr, MOMENTUM: tl.constexpr, SIZE: tl.constexpr,
+    weight, slope, velocity, lr, active, moved, speed, count, row,
+    DECAY: tl.constexpr, MOMENTUM: tl.constexpr, ROLLING: tl.constexpr, MASKED: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     inside = at < count
     w = tl.load(weight + at, mask=inside)
-    v = tl.load(slope + at, mask=inside) + DECAY * w
-    if MOMENTUM != 0:
-        v += MOMENTUM * tl.load(velocity + at, mask=inside)
+    before = tl.zeros_like(w)
+    if ROLLING:
+        before = tl.load(velocity + at, mask=inside)
+    v = tl.load(slope + at, mask=inside) + DECAY * w + MOMENTUM * before
+    after = w - tl.load(lr) * v
+    if MASKED:
+        on = tl.load(active + at // row, mask=inside, other=0) != 0
+        after, v = tl.where(on, after, w), tl.where(on, v, before)
     tl.store(speed + at, v, mask=inside)
-    tl.store(moved + at, w - tl.load(lr) * v, mask=inside)
+    tl.store(moved + at, after, mask=inside)

@@ -269,11 +269,10 @@ class Sgd:
         weights = {n: t for n, t in flat.items() if not tree.is_statistic(n)}
         statistics = {n: t for n, t in flat.items() if tree.is_statistic(n)}
         slope, written = self.gradient(params, loss, batch, weights, statistics)
-        moved, speed = self._descend(weights, momentum, slope, self.lr * rate)
         active = batch.active
-        if active is not None:  # a step of padding changes nothing
-            moved, written = tree.where(active, moved, weights), tree.where(active, written, statistics)
-            speed = tree.where(active, speed, momentum or {n: torch.zeros_like(t) for n, t in speed.items()})
+        moved, speed = self._descend(weights, momentum, slope, self.lr * rate, active)
+        if active is not None:
+            written = tree.where(active, written, statistics)
         return tree.fill(params, moved | written), speed
 
     def gradient(
@@ -283,12 +282,15 @@ class Sgd:
         found = tape_gradient if batch.alone else functional_gradient
         return found(objective(params, loss, batch), weights, statistics)
 
-    def _descend(self, weights: Tree, velocity: Tree, slope: Tree, lr: Tensor) -> tuple[Tree, Tree]:
+    def _descend(
+        self, weights: Tree, velocity: Tree, slope: Tree, lr: Tensor, active: Tensor | None
+    ) -> tuple[Tree, Tree]:
+        """Weights and velocity after a step; a step of padding changes nothing."""
         if self.clip:
             norm = torch.stack([g.square().sum() for g in slope.values()]).sum().sqrt()
             slope = {n: g * (self.clip / (norm + 1e-6)).clamp_max(1) for n, g in slope.items()}
         if fused.usable(lr.device):
-            return self._descend_fused(weights, velocity, slope, lr)
+            return self._descend_fused(weights, velocity, slope, lr, active)
         moved, speed = {}, {}
         for name, w in weights.items():
             g = slope[name]
@@ -299,13 +301,19 @@ class Sgd:
             if self.momentum:
                 speed[name] = g
             moved[name] = w.addcmul(g, lr, value=-1)
-        return moved, speed
+        if active is None:
+            return moved, speed
+        before = velocity or {n: torch.zeros_like(t) for n, t in speed.items()}
+        return tree.where(active, moved, weights), tree.where(active, speed, before)
 
-    def _descend_fused(self, weights: Tree, velocity: Tree, slope: Tree, lr: Tensor) -> tuple[Tree, Tree]:
+    def _descend_fused(
+        self, weights: Tree, velocity: Tree, slope: Tree, lr: Tensor, active: Tensor | None
+    ) -> tuple[Tree, Tree]:
         names = list(weights)
         last = [velocity[n] for n in names] if self.momentum and velocity else []
         given = (*weights.values(), *(slope[n] for n in names), *last)
-        made = fused.call(fused.Descent, lr, self.weight_decay, self.momentum, len(names), *given) if names else ()
+        step = (lr, active, self.weight_decay, self.momentum, len(names))
+        made = fused.call(fused.Descent, *step, *given) if names else ()
         speed = dict(zip(names, made[len(names) :], strict=True)) if self.momentum else {}
         return dict(zip(names, made[: len(names)], strict=True)), speed
 

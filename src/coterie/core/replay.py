@@ -15,6 +15,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch._C import _functorch as functorch
 
 from coterie.core import tree
 
@@ -209,7 +210,33 @@ class Tape(Generic[C]):
         self._move(self.run.last())
 
     def _move(self, given: Any) -> None:
-        def write(old: Tensor, new: Tensor) -> Tensor:
-            return old if new is old else old.copy_(new)
+        new = tree.leaves(self.step(self.carry, given))
+        write([pair for pair in zip(tree.leaves(self.carry), new, strict=True) if pair[0] is not pair[1]])
 
-        tree.apply(write, self.carry, self.step(self.carry, given))
+
+def write(pairs: list[tuple[Tensor, Tensor]]) -> None:
+    """old = new, for all of them in one kernel: one for each takes longer than what it does."""
+    alike: list[tuple[Tensor, Tensor]] = []
+    for old, new in pairs:
+        to, what = plain(old), plain(new)
+        if to.axes == what.axes:
+            alike.append((to.tensor, what.tensor))
+        else:
+            old.copy_(new)
+    if alike:
+        with torch._C._DisableFuncTorch():
+            torch._foreach_copy_([old for old, _ in alike], [new for _, new in alike])
+
+
+class Plain(NamedTuple):
+    tensor: Tensor
+    axes: tuple[tuple[int, int], ...]  # level of a vmap, and where the tensor has its axis
+
+
+def plain(t: Tensor) -> Plain:
+    """Without the axes that vmaps hide."""
+    axes = []
+    while functorch.is_batchedtensor(t):
+        axes.append((functorch.maybe_get_level(t), functorch.maybe_get_bdim(t)))
+        t = functorch.get_unwrapped(t)
+    return Plain(t, tuple(axes))
