@@ -13,6 +13,7 @@ from rich.table import Table
 
 from coterie.federation import Round
 
+LONG = 20  # characters of a name that is never broken
 console = Console()
 errors = Console(stderr=True)
 
@@ -100,7 +101,8 @@ def show_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]],
     table = Table(title=title, title_justify="left", caption=note or None, caption_justify="left")
     for i, name in enumerate(header):
         words = i == 0 or name in ("about", "from")
-        table.add_column(name, justify="left" if words else "right", overflow="fold", no_wrap=i == 0)
+        whole = i == 0 and all(len(row[i]) <= LONG for row in rows)
+        table.add_column(name, justify="left" if words else "right", overflow="fold", no_wrap=whole)
     for row in rows:
         table.add_row(*row)
     console.print(table)

@@ -13,8 +13,9 @@ from coterie.api import Execution, run
 from coterie.core.local import Sgd
 from coterie.data import PARTITIONS, Labels
 from coterie.federation import Settings
+from coterie.methods import METHODS
 from coterie.models import build
-from coterie.protocols import preset
+from coterie.protocols import method_preset, preset
 from coterie.recipes import RECIPES, Plan, Recipe, find, recipes
 from coterie.recipes.recipe import SIZES
 from coterie.results import describe, outcome
@@ -71,7 +72,8 @@ def test_numbers_of_tables_that_repeat_each_other() -> None:
 def test_settings_are_the_papers(recipe: Recipe) -> None:
     """What is common to all experiments of a paper is there twice, in its protocol and in its recipes."""
     for plan in plans(recipe):
-        usual = preset(recipe.protocol, plan.dataset)
+        method = next(name for name, kind in METHODS.items() if kind is type(plan.method))
+        usual = preset(recipe.protocol, plan.dataset) | method_preset(recipe.protocol, method)
         for name in ("lr", "momentum", "weight_decay", "drop_last", "keep"):
             default = {f.name: f.default for f in fields(Sgd)}[name]
             assert getattr(plan.method.train, name) == usual.get(name, default), (plan.dataset, name)
