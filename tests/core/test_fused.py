@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from coterie.clients import Batched
-from coterie.core import fused, kernels, order
+from coterie.core import fused, kernels, order, stacks
 from coterie.core.fused import FusedConv, FusedModel, fuse
 from coterie.core.kernels import Geometry
 from coterie.core.local import augment
@@ -74,7 +75,7 @@ def test_draws_are_the_plain_ones(transform: Transform) -> None:
     made = kernels.draw(x, index, bits, transform.crop, transform.flip)
     for c in range(2):
         assert torch.equal(made[c], augment(x[c][index[c]], bits[c], transform))
-    under_vmap = vmap(lambda x, i, b: fused.call(fused.Drawn, x[None], i[None], b[None], *crop_and_flip(transform))[0])
+    under_vmap = vmap(lambda x, i, b: stacks.call(fused.Drawn, x[None], i[None], b[None], *crop_and_flip(transform))[0])
     assert torch.equal(under_vmap(x, index, bits), made)
 
 
@@ -189,7 +190,7 @@ def test_a_step_is_torchs_step(momentum: float) -> None:
         for p, slope in zip(parameters, now, strict=True):
             p.grad = slope
         optimiser.step()
-        made = fused.call(fused.Descent, LR, None, 0.01, momentum, 2, *weights, *now, *velocities)
+        made = stacks.call(fused.Descent, LR, None, 0.01, momentum, 2, *weights, *now, *velocities)
         weights, velocities = list(made[:2]), list(made[2:])
     for ours, theirs in zip(weights, parameters, strict=True):
         torch.testing.assert_close(ours, theirs.detach(), rtol=0, atol=1e-15)
@@ -202,7 +203,7 @@ def test_who_is_not_active_does_not_move(rolling: bool) -> None:
     active = torch.tensor([True, False, True])
 
     def one(w: Tensor, g: Tensor, v: Tensor, on: Tensor) -> tuple[Tensor, Tensor]:
-        moved, speed = fused.call(fused.Descent, LR, on, 0.01, 0.5, 1, w, g, *[v] * rolling)
+        moved, speed = stacks.call(fused.Descent, LR, on, 0.01, 0.5, 1, w, g, *[v] * rolling)
         return moved, speed
 
     models = vmap(one, in_dims=(0, 0, 0, None))
@@ -220,8 +221,21 @@ def test_a_whole_run_is_that_of_the_plain_way(name: str, monkeypatch: pytest.Mon
     """Ragged clients, augmentation, momentum: all as without any fused part. (Small: interpreting is slow.)"""
     data, method = toy.toy(train=(9, 3), test=(2, 1)), toy.method(name, epochs=1)
     expected, history = toy.looped(method, toy.model(), data, rounds=1, join_ratio=1.0)
-    monkeypatch.setattr(fused, "usable", lambda device: True)
+    monkeypatch.setattr(stacks, "usable", lambda device: True)
     assert isinstance(Batched(method, toy.model(), data, 7).fast, FusedModel)
     made, again = toy.batched(method, toy.model(), data, rounds=1, join_ratio=1.0)
+    assert toy.distance(made, expected) < 1e-10
+    assert again.curve("pre") == history.curve("pre")
+
+
+def test_a_whole_run_with_batch_norm_is_that_of_the_plain_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, method = toy.toy(train=(12, 9), test=(2, 1)), toy.method("fedavg", epochs=1)
+    given = method, toy.model(batch_norm=True), data
+    expected, history = toy.looped(*given, rounds=1, join_ratio=1.0)
+    asked = Mock(wraps=kernels.moments)
+    monkeypatch.setattr(stacks, "usable", lambda device: True)
+    monkeypatch.setattr(kernels, "moments", asked)
+    made, again = toy.batched(*given, rounds=1, join_ratio=1.0)
+    assert asked.called
     assert toy.distance(made, expected) < 1e-10
     assert again.curve("pre") == history.curve("pre")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from coterie.clients.base import AnyMethod, Cohort, Job, Resident, act, global_logits, judge, keys, slices, tally
 from coterie.clients.cohorts import SPLITS, Cutter
 from coterie.clients.graphs import Graphs
-from coterie.core import fused, tree
+from coterie.core import fused, stacks, tree
 from coterie.core.errors import CoterieError
 from coterie.core.local import Data
 from coterie.core.model import Model
@@ -44,7 +44,7 @@ class Batched(Resident):
         super().__init__(method, model, data, seed, device, state_dir)
         if has_dropout(self.model):  # it draws from a hidden stream, which clients side by side would share
             raise CoterieError("a network with dropout cannot be batched; use clients=looped, or dropout 0")
-        if fused.usable(self.device):
+        if stacks.usable(self.device):
             self.fast = fused.fuse(self.model)
         self.most = cohort
         self.cutter = Cutter(method, self.model, data)

@@ -12,21 +12,18 @@ All functions here have an axis of clients, c, in front; under vmap the new axis
 from __future__ import annotations
 
 import copy
-import importlib.util
 from dataclasses import dataclass, fields
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from coterie.core import stacks
 from coterie.core.errors import CoterieError
 from coterie.core.model import Model
+from coterie.core.stacks import call, in_front, together, unfold_stack
 
 FULL = 264  # tiles of 128 x 128 that keep a large GPU busy
-
-
-def usable(device: torch.device) -> bool:
-    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
 class FusedModel(Model):
@@ -100,10 +97,6 @@ class FusedConv(nn.Conv2d):
         assert self.bias is not None
         out: Tensor = call(ConvPool, x[None], self.weight[None], self.bias[None], self.form)[0]
         return out.squeeze(0).movedim(3, 1)  # not out[0]: its gradient would be copied into zeros
-
-
-def call(function: Any, *given: Any) -> Any:
-    return function.apply(*given)
 
 
 class ConvPool(torch.autograd.Function):
@@ -195,7 +188,7 @@ class Drawn(torch.autograd.Function):
 
 def take(x: Tensor, index: Tensor) -> Tensor:
     """x[index], for images (n, C, H, W) and an index (c, B)."""
-    if not usable(x.device) or x.ndim != 4:
+    if not stacks.usable(x.device) or x.ndim != 4:
         return x[index]
     images: Tensor = call(Drawn, x.expand(len(index), *x.shape), index, index, 0, False)
     return images
@@ -232,27 +225,6 @@ class Descent(torch.autograd.Function):
         rows = (in_front(t, dim, info.batch_size) for t, dim in zip(given[3:], dims[5:], strict=True))
         made = call(Descent, lr, each, *given[:3], *rows)
         return made, (0,) * len(made)
-
-
-def together(function: Any, info: Any, dims: tuple[Any, ...], given: tuple[Any, ...]) -> Any:
-    """The rule of a vmap: its axis v joins the axis of clients, (v, c, ...) becomes (v c, ...)."""
-    rows = (
-        in_front(t, dim, info.batch_size).flatten(0, 1) if isinstance(t, Tensor) else t
-        for t, dim in zip(given, dims, strict=True)
-    )
-    made = call(function, *rows)
-    if isinstance(made, Tensor):
-        return unfold_stack(made, info.batch_size), 0
-    return tuple(unfold_stack(t, info.batch_size) for t in made), (0,) * len(made)
-
-
-def unfold_stack(t: Tensor, count: int) -> Tensor:
-    """(v c, ...) as (v, c, ...)."""
-    return t.view(count, len(t) // count, *t.shape[1:])
-
-
-def in_front(t: Tensor, dim: int | None, count: int) -> Tensor:
-    return t.expand(count, *t.shape) if dim is None else t.movedim(dim, 0)
 
 
 def compute_type(weight: Tensor) -> torch.dtype:

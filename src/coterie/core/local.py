@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coterie.core import fused, order, padding, tree
+from coterie.core import fused, order, padding, stacks, tree
 from coterie.core.errors import CoterieError
 from coterie.core.gradients import Objective, functional_gradient, tape_gradient
 from coterie.core.losses import cross_entropy
@@ -98,8 +98,8 @@ class Epoch:
 
 def draw(x: Tensor, index: Tensor, bits: Tensor, transform: Transform) -> Tensor:
     """The samples of an index (B,), images varied by their random bits (B,)."""
-    if fused.usable(x.device) and x.ndim == 4:
-        drawn: Tensor = fused.call(fused.Drawn, x[None], index[None], bits[None], transform.crop, transform.flip)
+    if stacks.usable(x.device) and x.ndim == 4:
+        drawn: Tensor = stacks.call(fused.Drawn, x[None], index[None], bits[None], transform.crop, transform.flip)
         return drawn[0]
     return augment(x[index], bits, transform) if transform.crop or transform.flip else x[index]
 
@@ -289,7 +289,7 @@ class Sgd:
         if self.clip:
             norm = torch.stack([g.square().sum() for g in slope.values()]).sum().sqrt()
             slope = {n: g * (self.clip / (norm + 1e-6)).clamp_max(1) for n, g in slope.items()}
-        if fused.usable(lr.device):
+        if stacks.usable(lr.device):
             return self._descend_fused(weights, velocity, slope, lr, active)
         moved, speed = {}, {}
         for name, w in weights.items():
@@ -313,7 +313,7 @@ class Sgd:
         last = [velocity[n] for n in names] if self.momentum and velocity else []
         given = (*weights.values(), *(slope[n] for n in names), *last)
         step = (lr, active, self.weight_decay, self.momentum, len(names))
-        made = fused.call(fused.Descent, *step, *given) if names else ()
+        made = stacks.call(fused.Descent, *step, *given) if names else ()
         speed = dict(zip(names, made[len(names) :], strict=True)) if self.momentum else {}
         return dict(zip(names, made[: len(names)], strict=True)), speed
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from coterie.core import norm, stacks
 from coterie.core.errors import CoterieError
 
 _real: ContextVar[Tensor | None] = ContextVar("real", default=None)
@@ -79,16 +80,24 @@ def batch_norm(
             "told which of them are padding; use clients=looped"
         )
     pixels = wide.reshape(*x.shape[:2], -1)
-    counts = (real | ~real.any()).to(wide.dtype)
+    normalise = norm.batch_norm if stacks.usable(x.device) else plain_batch_norm
+    out, mean, var = normalise(real, pixels, weight, bias, eps)
+    if running_mean is not None and running_var is not None:
+        for running, new in ((running_mean, mean), (running_var, var)):
+            running.mul_(1 - momentum).add_(new.detach(), alpha=momentum)
+    return out.view(x.shape).to(x.dtype)
+
+
+def plain_batch_norm(
+    real: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x (B, C, L) normalised, and mean and unbiased variance (C,) of its real samples (B,)."""
+    counts = (real | ~real.any()).to(x.dtype)
     share = (counts / counts.sum())[:, None]  # (B, 1)
-    var, mean = torch.var_mean(pixels, 2, correction=0)  # (B, C) of each sample
+    var, mean = torch.var_mean(x, 2, correction=0)  # (B, C) of each sample
     middle = (share * mean).sum(0)  # (C,)
     spread = (share * (var + (mean - middle).square())).sum(0)
-    if running_mean is not None and running_var is not None:
-        n = counts.sum() * pixels.shape[2]
-        for running, new in ((running_mean, middle), (running_var, spread * n / (n - 1).clamp_min(1))):
-            running.mul_(1 - momentum).add_(new.detach(), alpha=momentum)
+    n = counts.sum() * x.shape[2]
     scale = (spread + eps).rsqrt() if weight is None else (spread + eps).rsqrt() * weight
     shift = -middle * scale if bias is None else bias - middle * scale
-    scale, shift = (t.view(-1, *[1] * (x.ndim - 2)) for t in (scale, shift))
-    return torch.addcmul(shift, wide, scale).to(x.dtype)
+    return torch.addcmul(shift[:, None], x, scale[:, None]), middle, spread * n / (n - 1).clamp_min(1)

@@ -1,0 +1,39 @@
+"""What all fused functions have in common: an axis of clients, c, in front, which the axis of a vmap joins."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def usable(device: torch.device) -> bool:
+    """Whether Triton's kernels run there."""
+    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
+
+
+def call(function: Any, *given: Any) -> Any:
+    return function.apply(*given)
+
+
+def together(function: Any, info: Any, dims: tuple[Any, ...], given: tuple[Any, ...]) -> Any:
+    """The rule of a vmap: its axis v joins the axis of clients, (v, c, ...) becomes (v c, ...)."""
+    rows = (
+        in_front(t, dim, info.batch_size).flatten(0, 1) if isinstance(t, Tensor) else t
+        for t, dim in zip(given, dims, strict=True)
+    )
+    made = call(function, *rows)
+    if isinstance(made, Tensor):
+        return unfold_stack(made, info.batch_size), 0
+    return tuple(unfold_stack(t, info.batch_size) for t in made), (0,) * len(made)
+
+
+def unfold_stack(t: Tensor, count: int) -> Tensor:
+    """(v c, ...) as (v, c, ...)."""
+    return t.view(count, len(t) // count, *t.shape[1:])
+
+
+def in_front(t: Tensor, dim: int | None, count: int) -> Tensor:
+    return t.expand(count, *t.shape) if dim is None else t.movedim(dim, 0)
