@@ -45,11 +45,11 @@ class Recorder(replay.Recorder):
             yield
         self.tape.rewind()
 
-    def begin(self, memory: int) -> None:
-        self.memory, self.tape.lines = memory, []
+    def begin(self, kind: int) -> None:
+        self.kind, self.tape.lines = kind, []
 
     def end(self) -> replay.Replay:
-        lines, step = self.tape.lines, self.memory == replay.STEP
+        lines, step = self.tape.lines, self.kind == replay.STEP
         self.recorded += step
 
         def again() -> None:

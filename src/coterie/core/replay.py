@@ -20,9 +20,8 @@ from torch._C import _functorch as functorch
 from coterie.core import tree
 
 C = TypeVar("C")  # any tree
-
-
 Replay = Callable[[], None]
+STRETCH, STEP = 0, 1  # kinds of parts; steps come back, so no stretch may use their memory
 
 
 class Recorded(NamedTuple):
@@ -76,14 +75,11 @@ class Recorder(ABC):
     def listening(self) -> AbstractContextManager[object]: ...
 
     @abstractmethod
-    def begin(self, memory: int) -> None:
-        """Of a part, which is a STRETCH or a STEP: steps may come back, so no stretch may use their memory."""
+    def begin(self, kind: int) -> None:
+        """A part, which is a STRETCH or a STEP."""
 
     @abstractmethod
     def end(self) -> Replay: ...
-
-
-STRETCH, STEP = 0, 1
 
 
 class CudaGraphs(Recorder):
@@ -92,16 +88,15 @@ class CudaGraphs(Recorder):
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.pools = [torch.cuda.graph_pool_handle() for _ in (STRETCH, STEP)]
-        self.firsts = [self._first(memory, device) for memory in (STRETCH, STEP)]  # memory is there as long as these
+        self.firsts = [self._first(kind, device) for kind in (STRETCH, STEP)]  # the pools are there as long as these
 
     def listening(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self.stream)
 
-    def begin(self, memory: int) -> None:
+    def begin(self, kind: int) -> None:
         self.graph = torch.cuda.CUDAGraph()
-        self.graph.capture_begin(
-            pool=self.pools[memory], capture_error_mode="relaxed"
-        )  # kernels may be loaded meanwhile
+        kernels_may_be_loaded = "relaxed"
+        self.graph.capture_begin(pool=self.pools[kind], capture_error_mode=kernels_may_be_loaded)
 
     def end(self) -> Replay:
         with warnings.catch_warnings():
@@ -109,9 +104,9 @@ class CudaGraphs(Recorder):
             self.graph.capture_end()
         return self.graph.replay
 
-    def _first(self, memory: int, device: torch.device) -> tuple[Replay, Tensor]:
+    def _first(self, kind: int, device: torch.device) -> tuple[Replay, Tensor]:
         with self.listening():
-            self.begin(memory)
+            self.begin(kind)
             made = torch.zeros((), device=device)
             return self.end(), made
 
@@ -210,8 +205,8 @@ class Tape(Generic[C]):
         self._move(self.run.last())
 
     def _move(self, given: Any) -> None:
-        new = tree.leaves(self.step(self.carry, given))
-        write([pair for pair in zip(tree.leaves(self.carry), new, strict=True) if pair[0] is not pair[1]])
+        new = dict(tree.items(self.step(self.carry, given)))
+        write([(old, new[name]) for name, old in tree.items(self.carry) if old is not new[name]])
 
 
 def write(pairs: list[tuple[Tensor, Tensor]]) -> None:
