@@ -43,9 +43,8 @@ def test_the_one_not_used_for_longest_goes(monkeypatch: pytest.MonkeyPatch) -> N
     assert [signature[0] for signature in graphs.captured] == ["a", "c"]
 
 
-def test_large_ones_are_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ROOM", 100)
-    graphs = Graphs(Recorder())
+def test_large_ones_are_fewer() -> None:
+    graphs = Graphs(Recorder(), room=100)
     for name in ("a", "b", "c", "d"):  # each reads two numbers and writes one
         doubled(graphs, 7.0, name=name)
     assert len(graphs.captured) == 4

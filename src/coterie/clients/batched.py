@@ -23,6 +23,7 @@ from coterie.core.samples import FederatedData, Split
 
 CPU_COHORT = 32  # clients side by side where memory cannot be asked
 GPU_SHARE = 1 / 32  # of its memory, for all that is as large as the models of a cohort
+RECORDINGS = 1 / 16  # of its memory, for what recordings read and write
 COPIES = 6  # of a model, while a client trains: state before and after, message, update, gradient, momentum
 GLOBAL_BATCH = 4096  # samples of one forward pass of the global model
 REMEMBERED = 16  # sets of clients whose cohorts are remembered
@@ -50,7 +51,8 @@ class Batched(Resident):
         self.cutter = Cutter(method, self.model, data)
         held = {name: split for name in SPLITS if (split := getattr(data, name)) is not None}
         self.samples = {name: Samples(split, self.device) for name, split in held.items()}
-        self.graphs = Graphs(CudaGraphs(self.device) if self.device.type == "cuda" else None)
+        on_gpu = self.device.type == "cuda"
+        self.graphs = Graphs(CudaGraphs(self.device), RECORDINGS * memory(self.device)) if on_gpu else Graphs(None)
         self.remembered: dict[Any, list[Cohort]] = {}
         self.steps = self.padded = 0  # of all training so far
 
@@ -66,8 +68,7 @@ class Batched(Resident):
             return self.most
         if self.device.type != "cuda":
             return CPU_COHORT
-        memory = GPU_SHARE * torch.cuda.get_device_properties(self.device).total_memory
-        return max(int(memory / (COPIES * max(self.burden, 1))), 1)
+        return max(int(GPU_SHARE * memory(self.device) / (COPIES * max(self.burden, 1))), 1)
 
     def cohorts(self, job: Job, clients: Tensor) -> list[Cohort]:
         about = (job.task == "score_global", job.split, self.limit, clients.numpy().tobytes())
@@ -94,6 +95,7 @@ class Batched(Resident):
                 raise CoterieError("not even one client fits into the memory of the GPU") from None
         self.most = (count + 1) // 2
         self.remembered.clear()
+        self.graphs.captured.clear()
         torch.cuda.empty_cache()
         parts = []
         for part in slices(count, self.most):
@@ -167,6 +169,11 @@ def lean(given: Any) -> tuple[Any, Any, str]:
     leaves = {name: t[0] if shared[name] else t for name, t in tree.items(given)}
     form = "".join("1" if one else "m" for one in shared.values())
     return tree.fill(given, leaves), tree.fill(given, dims), form
+
+
+def memory(gpu: torch.device) -> int:
+    """Bytes."""
+    return torch.cuda.get_device_properties(gpu).total_memory
 
 
 def has_dropout(model: Model) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,7 +12,6 @@ from coterie.core import tree
 from coterie.core.replay import Recorded, Recorder
 
 KEPT = 256  # recordings held at a time: clients of unlike size come in a hundred shapes
-ROOM = 8e9  # bytes that they read and write
 
 
 class Captured(NamedTuple):
@@ -24,12 +24,13 @@ class Captured(NamedTuple):
 
 
 class Graphs:
-    def __init__(self, recorder: Recorder | None) -> None:
+    def __init__(self, recorder: Recorder | None, room: float = math.inf) -> None:
         self.recorder = recorder  # None: nothing can be recorded
+        self.room = room  # bytes that recordings read and write, about
         self.captured: dict[Any, Captured] = {}  # the one used last stands last
 
     def run(self, name: str, body: Callable[..., Any], inputs: Any) -> Any:
-        """body(*inputs). The name and the shapes of the inputs say which computation this is: it knows no others."""
+        """body(*inputs). The name and the shapes of the inputs say which computation this is; it depends on no more."""
         if self.recorder is None:
             return body(*inputs)
         signature = (name, *((n, t.shape, t.dtype) for n, t in tree.items(inputs)))
@@ -40,7 +41,7 @@ class Graphs:
         return tree.apply(Tensor.clone, captured.recorded.written)
 
     def _capture(self, recorder: Recorder, body: Callable[..., Any], inputs: Any) -> Captured:
-        while len(self.captured) >= KEPT or sum(c.size for c in self.captured.values()) > ROOM:
+        while len(self.captured) >= KEPT or sum(c.size for c in self.captured.values()) > self.room:
             del self.captured[next(iter(self.captured))]
         held = tree.apply(Tensor.clone, inputs)
         return Captured(held, recorder.record(lambda: body(*held)))

@@ -95,8 +95,8 @@ class CudaGraphs(Recorder):
 
     def begin(self, kind: int) -> None:
         self.graph = torch.cuda.CUDAGraph()
-        kernels_may_be_loaded = "relaxed"
-        self.graph.capture_begin(pool=self.pools[kind], capture_error_mode=kernels_may_be_loaded)
+        # relaxed: kernels may be loaded meanwhile
+        self.graph.capture_begin(pool=self.pools[kind], capture_error_mode="relaxed")
 
     def end(self) -> Replay:
         with warnings.catch_warnings():
