@@ -22,7 +22,7 @@ from coterie.core.tree import Tree
 from tests import toy
 
 SHAPES = [Geometry(8, 8, 3, 5, 0), Geometry(9, 7, 4, 3, 1), Geometry(8, 9, 2, 4, 0), Geometry(7, 7, 3, 5, 2)]
-LR = torch.tensor(0.1, dtype=torch.float64)
+RATE = torch.tensor(0.5, dtype=torch.float64)  # of a learning rate of 0.2
 RAW = Transform((0.4, 0.5, 0.6), (0.2, 0.3, 0.25))
 
 
@@ -181,7 +181,10 @@ def test_half_precision_products_stay_near(plain: Model, kind: str) -> None:
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_a_step_is_torchs_step(momentum: float) -> None:
-    weights = [torch.randn(3, 4, dtype=torch.float64), torch.randn(5, dtype=torch.float64)]
+    """Of more tensors than one launch takes, some of them longer than what one program does."""
+    sizes = [1, 2 * kernels.TILE + 3, kernels.TILE, *range(2, kernels.TOGETHER)]
+    weights = [torch.randn(size, dtype=torch.float64) for size in sizes]
+    count = len(weights)
     slopes = [[torch.randn_like(w) for w in weights] for _ in range(2)]
     parameters = [w.clone().requires_grad_() for w in weights]
     optimiser = torch.optim.SGD(parameters, lr=0.1, momentum=momentum, weight_decay=0.01)
@@ -190,8 +193,8 @@ def test_a_step_is_torchs_step(momentum: float) -> None:
         for p, slope in zip(parameters, now, strict=True):
             p.grad = slope
         optimiser.step()
-        made = stacks.call(fused.Descent, LR, None, 0.01, momentum, 2, *weights, *now, *velocities)
-        weights, velocities = list(made[:2]), list(made[2:])
+        made = stacks.call(fused.Descent, RATE, None, 0.2, 0.01, momentum, count, *weights, *now, *velocities)
+        weights, velocities = list(made[:count]), list(made[count:])
     for ours, theirs in zip(weights, parameters, strict=True):
         torch.testing.assert_close(ours, theirs.detach(), rtol=0, atol=1e-15)
 
@@ -203,7 +206,7 @@ def test_who_is_not_active_does_not_move(rolling: bool) -> None:
     active = torch.tensor([True, False, True])
 
     def one(w: Tensor, g: Tensor, v: Tensor, on: Tensor) -> tuple[Tensor, Tensor]:
-        moved, speed = stacks.call(fused.Descent, LR, on, 0.01, 0.5, 1, w, g, *[v] * rolling)
+        moved, speed = stacks.call(fused.Descent, RATE, on, 0.2, 0.01, 0.5, 1, w, g, *[v] * rolling)
         return moved, speed
 
     models = vmap(one, in_dims=(0, 0, 0, None))
@@ -212,7 +215,7 @@ def test_who_is_not_active_does_not_move(rolling: bool) -> None:
     on = active[:, None, None, None]
     expected = slope + 0.01 * weight + 0.5 * before
     torch.testing.assert_close(speed, torch.where(on, expected, before), rtol=0, atol=1e-15)
-    torch.testing.assert_close(moved, torch.where(on, weight - LR * expected, weight), rtol=0, atol=1e-15)
+    torch.testing.assert_close(moved, torch.where(on, weight - 0.1 * expected, weight), rtol=0, atol=1e-15)
     assert torch.equal(moved[1], weight[1])
 
 

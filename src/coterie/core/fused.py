@@ -197,33 +197,33 @@ def take(x: Tensor, index: Tensor) -> Tensor:
 class Descent(torch.autograd.Function):
     """A step of `count` weights of any shape: given them, their slopes and, if there are any, velocities.
 
-    active (): False where nothing is to change; None: it is.
+    rate (): factor on lr. active (): False where nothing is to change; None: it is. Velocities after it only if there
+    is momentum.
     """
 
     @staticmethod
     def forward(
-        lr: Tensor, active: Tensor | None, decay: float, momentum: float, count: int, *given: Tensor
+        rate: Tensor, active: Tensor | None, lr: float, decay: float, momentum: float, count: int, *given: Tensor
     ) -> tuple[Tensor, ...]:
         from coterie.core import kernels
 
         flat = [t.contiguous() for t in given]
-        velocities: list[Tensor] | list[None] = flat[2 * count :] or [None] * count
-        steps = zip(flat[:count], flat[count : 2 * count], velocities, strict=True)
+        tensors = flat[:count], flat[count : 2 * count], flat[2 * count :]
         rows = None if active is None else active.contiguous()
-        made = [kernels.descend(w, slope, v, lr, rows, decay, momentum) for w, slope, v in steps]
-        return (*(moved for moved, _ in made), *(speed for _, speed in made))
+        moved, speeds = kernels.descend(*tensors, rate, rows, lr, decay, momentum)
+        return (*moved, *speeds)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         pass  # never differentiated
 
     @staticmethod
-    def vmap(info: Any, dims: tuple[Any, ...], lr: Tensor, active: Tensor | None, *given: Any) -> Any:
+    def vmap(info: Any, dims: tuple[Any, ...], rate: Tensor, active: Tensor | None, *given: Any) -> Any:
         if dims[0] is not None:
             raise CoterieError("the factor on the learning rate must be the same for all clients of a round")
         each = None if active is None else in_front(active, dims[1], info.batch_size)
-        rows = (in_front(t, dim, info.batch_size) for t, dim in zip(given[3:], dims[5:], strict=True))
-        made = call(Descent, lr, each, *given[:3], *rows)
+        rows = (in_front(t, dim, info.batch_size) for t, dim in zip(given[4:], dims[6:], strict=True))
+        made = call(Descent, rate, each, *given[:4], *rows)
         return made, (0,) * len(made)
 
 

@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 TILE = 2048  # numbers of one tile
+TOGETHER = 16  # tensors of one launch
 NARROW = 16  # channels across, where one compiled kernel serves layers of every width
 
 
@@ -156,23 +157,29 @@ def draw(x: Tensor, index: Tensor, bits: Tensor, crop: int, flip: bool) -> Tenso
 
 
 def descend(
-    weight: Tensor,
-    slope: Tensor,
-    velocity: Tensor | None,
-    lr: Tensor,
+    weights: list[Tensor],
+    slopes: list[Tensor],
+    velocities: list[Tensor],
+    rate: Tensor,
     active: Tensor | None,
+    lr: float,
     decay: float,
     momentum: float,
-) -> tuple[Tensor, Tensor]:
-    """A step of gradient descent: the weight after it, and its velocity. active (rows,): those who take the step."""
-    moved, speed = torch.empty_like(slope), torch.empty_like(slope)
-    row = slope.numel() if active is None else slope.numel() // active.numel()
-    _descend[(triton.cdiv(slope.numel(), TILE),)](
-        weight, slope, slope if velocity is None else velocity, lr,
-        slope if active is None else active.view(torch.uint8), moved, speed, slope.numel(), row,
-        decay, momentum, velocity is not None, active is not None, TILE,
-    )  # fmt: skip
-    return moved, speed
+) -> tuple[list[Tensor], list[Tensor]]:
+    """A step of gradient descent: the weights after it, and with momentum their velocities, which may be none before.
+
+    active (rows,): those who take the step.
+    """
+    moved = [torch.empty_like(t) for t in slopes]
+    speeds = [torch.empty_like(t) for t in slopes] if momentum else []
+    for start in range(0, len(slopes), TOGETHER):
+        tensors = [tuple(kind[start : start + TOGETHER]) for kind in (weights, slopes, velocities, moved, speeds)]
+        counts = tuple(t.numel() for t in tensors[1])
+        _descend[(sum(triton.cdiv(count, TILE) for count in counts),)](
+            *tensors, counts, rate, rate if active is None else active.view(torch.uint8),
+            1 if active is None else active.numel(), lr, decay, momentum, bool(velocities), active is not None, TILE,
+        )  # fmt: skip
+    return moved, speeds
 
 
 def dense(x: Tensor) -> Tensor:
@@ -430,24 +437,33 @@ def _draw(
     tl.store(out + image * (CHANNELS * HEIGHT * WIDTH) + line * WIDTH + column, value, mask=inside)
 
 
-@triton.jit(do_not_specialize=["count", "row"])
+@triton.jit(do_not_specialize=["rows"])
 def _descend(
-    weight, slope, velocity, lr, active, moved, speed, count, row,
-    DECAY: tl.constexpr, MOMENTUM: tl.constexpr, ROLLING: tl.constexpr, MASKED: tl.constexpr, SIZE: tl.constexpr,
+    weights, slopes, velocities, moved, speeds, counts, rate, active, rows,
+    LR: tl.constexpr, DECAY: tl.constexpr, MOMENTUM: tl.constexpr,
+    ROLLING: tl.constexpr, MASKED: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
-    inside = at < count
-    w = tl.load(weight + at, mask=inside)
-    before = tl.zeros_like(w)
-    if ROLLING:
-        before = tl.load(velocity + at, mask=inside)
-    v = tl.load(slope + at, mask=inside) + DECAY * w + MOMENTUM * before
-    after = w - tl.load(lr) * v
-    if MASKED:
-        on = tl.load(active + at // row, mask=inside, other=0) != 0
-        after, v = tl.where(on, after, w), tl.where(on, v, before)
-    tl.store(speed + at, v, mask=inside)
-    tl.store(moved + at, after, mask=inside)
+    """Tensors one behind the other: each block of numbers lies in one of them."""
+    block, lr = tl.program_id(0), LR * tl.load(rate)
+    first = 0
+    for i in tl.static_range(len(slopes)):
+        blocks = tl.cdiv(counts[i], SIZE)
+        if (block >= first) & (block < first + blocks):
+            at = (block - first).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+            inside = at < counts[i]
+            w = tl.load(weights[i] + at, mask=inside)
+            before = tl.zeros_like(w)
+            if ROLLING:
+                before = tl.load(velocities[i] + at, mask=inside)
+            v = tl.load(slopes[i] + at, mask=inside) + DECAY * w + MOMENTUM * before
+            after = w - lr * v
+            if MASKED:
+                on = tl.load(active + at // (counts[i] // rows), mask=inside, other=0) != 0
+                after, v = tl.where(on, after, w), tl.where(on, v, before)
+            if MOMENTUM != 0:
+                tl.store(speeds[i] + at, v, mask=inside)
+            tl.store(moved[i] + at, after, mask=inside)
+        first += blocks
 
 
 @triton.jit

@@ -270,7 +270,7 @@ class Sgd:
         statistics = {n: t for n, t in flat.items() if tree.is_statistic(n)}
         slope, written = self.gradient(params, loss, batch, weights, statistics)
         active = batch.active
-        moved, speed = self._descend(weights, momentum, slope, self.lr * rate, active)
+        moved, speed = self._descend(weights, momentum, slope, rate, active)
         if active is not None:
             written = tree.where(active, written, statistics)
         return tree.fill(params, moved | written), speed
@@ -283,15 +283,15 @@ class Sgd:
         return found(objective(params, loss, batch), weights, statistics)
 
     def _descend(
-        self, weights: Tree, velocity: Tree, slope: Tree, lr: Tensor, active: Tensor | None
+        self, weights: Tree, velocity: Tree, slope: Tree, rate: Tensor, active: Tensor | None
     ) -> tuple[Tree, Tree]:
         """Weights and velocity after a step; a step of padding changes nothing."""
         if self.clip:
             norm = torch.stack([g.square().sum() for g in slope.values()]).sum().sqrt()
             slope = {n: g * (self.clip / (norm + 1e-6)).clamp_max(1) for n, g in slope.items()}
-        if stacks.usable(lr.device):
-            return self._descend_fused(weights, velocity, slope, lr, active)
-        moved, speed = {}, {}
+        if stacks.usable(rate.device):
+            return self._descend_fused(weights, velocity, slope, rate, active)
+        lr, moved, speed = self.lr * rate, {}, {}
         for name, w in weights.items():
             g = slope[name]
             if self.weight_decay:
@@ -307,12 +307,12 @@ class Sgd:
         return tree.where(active, moved, weights), tree.where(active, speed, before)
 
     def _descend_fused(
-        self, weights: Tree, velocity: Tree, slope: Tree, lr: Tensor, active: Tensor | None
+        self, weights: Tree, velocity: Tree, slope: Tree, rate: Tensor, active: Tensor | None
     ) -> tuple[Tree, Tree]:
         names = list(weights)
         last = [velocity[n] for n in names] if self.momentum and velocity else []
         given = (*weights.values(), *(slope[n] for n in names), *last)
-        step = (lr, active, self.weight_decay, self.momentum, len(names))
+        step = (rate, active, self.lr, self.weight_decay, self.momentum, len(names))
         made = stacks.call(fused.Descent, *step, *given) if names else ()
         speed = dict(zip(names, made[len(names) :], strict=True)) if self.momentum else {}
         return dict(zip(names, made[: len(names)], strict=True)), speed
