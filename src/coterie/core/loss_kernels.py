@@ -1,0 +1,69 @@
+"""Cross entropy as Triton kernels. Tiles have samples down and classes across, all of them."""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TILE = 512  # numbers of one tile, where that is a sample at least
+
+
+def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """Of logits (..., K) and labels (...), in single precision at least."""
+    out = torch.empty(y.shape, dtype=torch.promote_types(logits.dtype, torch.float32), device=logits.device)
+    cells, shape = _samples(logits)
+    _cross_entropy[cells](logits.contiguous(), y.contiguous(), out, *shape)
+    return out
+
+
+def cross_entropy_slope(gradient: Tensor, logits: Tensor, y: Tensor) -> Tensor:
+    """The gradient of cross_entropy in the logits."""
+    logits = logits.contiguous()
+    out = torch.empty_like(logits)
+    cells, shape = _samples(logits)
+    _cross_entropy_slope[cells](gradient.contiguous(), logits, y.contiguous(), out, *shape)
+    return out
+
+
+def _samples(logits: Tensor) -> tuple[tuple[int], tuple[int, ...]]:
+    """Programs, and for each of them: samples, classes, and its tile."""
+    count, classes = logits.shape[:-1].numel(), logits.shape[-1]
+    across = triton.next_power_of_2(classes)
+    down = max(TILE // across, 1)
+    return (triton.cdiv(count, down),), (count, classes, down, across)
+
+
+@triton.jit
+def _shifted(logits, sample, classes, WIDE: tl.constexpr, ACROSS: tl.constexpr):
+    """The logits (D, A) of these samples, the largest of each taken off; no class: -inf."""
+    k = tl.arange(0, ACROSS)[None, :]
+    at = sample.to(tl.int64)[:, None] * classes + k
+    u = tl.load(logits + at, mask=k < classes, other=float("-inf")).to(WIDE)
+    return u - tl.max(u, 1)[:, None]
+
+
+@triton.jit(do_not_specialize=["count"])
+def _cross_entropy(logits, y, out, count, classes, DOWN: tl.constexpr, ACROSS: tl.constexpr):
+    row = tl.program_id(0) * DOWN + tl.arange(0, DOWN)  # (D,)
+    sample = tl.minimum(row, count - 1)
+    u = _shifted(logits, sample, classes, out.dtype.element_ty, ACROSS)
+    right = tl.arange(0, ACROSS)[None, :] == tl.load(y + sample)[:, None]
+    value = tl.log(tl.sum(tl.exp(u), 1)) - tl.sum(tl.where(right, u, 0.0), 1)
+    tl.store(out + row, value, mask=row < count)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _cross_entropy_slope(gradient, logits, y, out, count, classes, DOWN: tl.constexpr, ACROSS: tl.constexpr):
+    row = tl.program_id(0) * DOWN + tl.arange(0, DOWN)  # (D,)
+    k = tl.arange(0, ACROSS)[None, :]
+    sample = tl.minimum(row, count - 1)
+    p = tl.exp(_shifted(logits, sample, classes, gradient.dtype.element_ty, ACROSS))
+    p = p / tl.sum(p, 1)[:, None]
+    right = k == tl.load(y + sample)[:, None]
+    value = tl.load(gradient + sample)[:, None] * tl.where(right, p - 1, p)
+    at = row.to(tl.int64)[:, None] * classes + k
+    tl.store(out + at, value.to(out.dtype.element_ty), mask=(row < count)[:, None] & (k < classes))
