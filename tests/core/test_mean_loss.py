@@ -1,4 +1,4 @@
-"""Fused cross entropy against torch's own, in value and gradient. Without a GPU, Triton interprets it."""
+"""Fused cross entropy and means against torch's own, in value and gradient. Without a GPU, Triton interprets them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad, vmap
 
-from coterie.core import mean_loss, stacks
+from coterie.core import loss_kernels, mean_loss, stacks
+from coterie.core.local import Batch
 from coterie.core.losses import balanced_cross_entropy, cross_entropy
 
 
@@ -86,3 +87,32 @@ def test_very_many_classes_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(mean_loss, "cross_entropy", None)
     logits, y = torch.randn(2, mean_loss.MOST + 1), torch.tensor([0, mean_loss.MOST])
     torch.testing.assert_close(cross_entropy(logits, y), torchs(logits, y))
+
+
+def mean(values: Tensor, real: Tensor) -> Tensor:
+    return Batch(values, values, values, real).mean(values)
+
+
+def mean_and_slope(values: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+    slope, value = grad(lambda v: (3 * mean(v, real), mean(v, real)), has_aux=True)(values)
+    return value, slope
+
+
+@pytest.mark.parametrize("batch", [5, 2 * loss_kernels.TILE + 3])
+def test_means_are_those_of_the_real_samples(batch: int) -> None:
+    """Of two models each; the third client's batch is padding, and what padding gives is not a number."""
+    real = torch.rand(3, batch) < 0.5
+    real[0], real[1, :2], real[2] = True, torch.tensor([True, False]), False
+    values = torch.where(real[:, None], torch.randn(3, 2, batch, dtype=torch.float64), torch.nan)
+    made, slopes = vmap(vmap(mean_and_slope, in_dims=(0, None)))(values, real)
+    for client, model in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        on = real[client]
+        torch.testing.assert_close(made[client, model], values[client, model, on].mean(), rtol=0, atol=1e-14)
+        torch.testing.assert_close(slopes[client, model], 3 * on.double() / on.sum(), rtol=0, atol=1e-14)
+    assert made[2].tolist() == [0, 0]
+    assert not slopes[2].any()
+
+
+def test_a_value_for_all_samples_is_its_own_mean() -> None:
+    value, slope = mean_and_slope(torch.tensor(2.5), torch.tensor([True, False, True]))
+    assert (float(value), float(slope)) == (2.5, 3.0)

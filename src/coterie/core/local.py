@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coterie.core import fused, order, padding, stacks, tree
+from coterie.core import fused, mean_loss, order, padding, stacks, tree
 from coterie.core.errors import CoterieError
 from coterie.core.gradients import Objective, functional_gradient, tape_gradient
 from coterie.core.losses import cross_entropy
@@ -60,6 +60,8 @@ class Batch(NamedTuple):
         """Over the real samples of (B,) values."""
         if self.real is None:
             return values.mean()
+        if stacks.usable(values.device):
+            return mean_loss.mean(values.expand_as(self.real), self.real)
         return torch.where(self.real, values, 0.0).sum() / self.real.sum().clamp_min(1)
 
 

@@ -1,4 +1,7 @@
-"""Cross entropy as Triton kernels. Tiles have samples down and classes across, all of them."""
+"""Cross entropy and the mean over real samples, as Triton kernels.
+
+Tiles of cross entropy have samples down and classes across, all of them. A mean is one program's.
+"""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -9,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE = 512  # numbers of one tile, where that is a sample at least
+TILE = 512  # numbers of one tile; of cross entropy, a sample's at least
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
@@ -27,6 +30,24 @@ def cross_entropy_slope(gradient: Tensor, logits: Tensor, y: Tensor) -> Tensor:
     cells, shape = _samples(logits)
     _cross_entropy_slope[cells](gradient.contiguous(), logits, y.contiguous(), out, *shape)
     return out
+
+
+def mean(values: Tensor, real: Tensor) -> Tensor:
+    """Over the real samples (c, B) of values (c, B): (c,). Nothing where none is."""
+    out = values.new_empty(len(values))
+    _mean[(len(values),)](values.contiguous(), _bytes(real), out, values.shape[1], TILE)
+    return out
+
+
+def mean_slope(gradient: Tensor, real: Tensor) -> Tensor:
+    """The gradient of mean in the values, from one of (c,)."""
+    out = torch.empty(real.shape, dtype=gradient.dtype, device=gradient.device)
+    _mean_slope[(len(real),)](gradient.contiguous(), _bytes(real), out, real.shape[1], TILE)
+    return out
+
+
+def _bytes(real: Tensor) -> Tensor:
+    return real.contiguous().view(torch.uint8)
 
 
 def _samples(logits: Tensor) -> tuple[tuple[int], tuple[int, ...]]:
@@ -67,3 +88,34 @@ def _cross_entropy_slope(gradient, logits, y, out, count, classes, DOWN: tl.cons
     value = tl.load(gradient + sample)[:, None] * tl.where(right, p - 1, p)
     at = row.to(tl.int64)[:, None] * classes + k
     tl.store(out + at, value.to(out.dtype.element_ty), mask=(row < count)[:, None] & (k < classes))
+
+
+@triton.jit(do_not_specialize=["batch"])
+def _mean(values, real, out, batch, SIZE: tl.constexpr):
+    client = tl.program_id(0).to(tl.int64)
+    wide: tl.constexpr = tl.float64 if out.dtype.element_ty == tl.float64 else tl.float32
+    total, n = tl.zeros((SIZE,), wide), tl.zeros((SIZE,), tl.int32)
+    for start in range(0, batch, SIZE):
+        sample = start + tl.arange(0, SIZE)
+        there = tl.load(real + client * batch + sample, mask=sample < batch, other=0) != 0
+        total += tl.load(values + client * batch + sample, mask=there, other=0.0).to(wide)
+        n += there.to(tl.int32)
+    value = tl.sum(total, 0) / tl.maximum(tl.sum(n, 0), 1).to(wide)
+    tl.store(out + client, value.to(out.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=["batch"])
+def _mean_slope(gradient, real, out, batch, SIZE: tl.constexpr):
+    client = tl.program_id(0).to(tl.int64)
+    wide: tl.constexpr = tl.float64 if out.dtype.element_ty == tl.float64 else tl.float32
+    n = tl.zeros((SIZE,), tl.int32)
+    for start in range(0, batch, SIZE):
+        sample = start + tl.arange(0, SIZE)
+        n += tl.load(real + client * batch + sample, mask=sample < batch, other=0).to(tl.int32)
+    value = tl.load(gradient + client).to(wide) / tl.maximum(tl.sum(n, 0), 1).to(wide)
+    for start in range(0, batch, SIZE):
+        sample = start + tl.arange(0, SIZE)
+        there = tl.load(real + client * batch + sample, mask=sample < batch, other=0) != 0
+        tl.store(
+            out + client * batch + sample, tl.where(there, value, 0.0).to(out.dtype.element_ty), mask=sample < batch
+        )

@@ -1,4 +1,4 @@
-"""Cross entropy of many clients at once, in one kernel on a GPU, and one for its gradient.
+"""Cross entropy and its mean over real samples, of many clients at once: one kernel each, and one for each gradient.
 
 The functions here have an axis of clients, c, in front; under vmap the new axis joins it.
 """
@@ -19,6 +19,12 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     """(B,), of logits (B, K) and labels (B,)."""
     losses: Tensor = call(CrossEntropy, logits[None], y[None])
     return losses.squeeze(0)
+
+
+def mean(values: Tensor, real: Tensor) -> Tensor:
+    """() over the real samples (B,) of values (B,)."""
+    means: Tensor = call(Mean, values[None], real[None])
+    return means.squeeze(0)
 
 
 class CrossEntropy(torch.autograd.Function):
@@ -57,3 +63,41 @@ class CrossEntropyGradient(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], *given: Any) -> Any:
         return together(CrossEntropyGradient, info, dims, given)
+
+
+class Mean(torch.autograd.Function):
+    """Values (c, B), of which some are real (c, B) -> (c,)."""
+
+    @staticmethod
+    def forward(values: Tensor, real: Tensor) -> Tensor:
+        from coterie.core import loss_kernels
+
+        return loss_kernels.mean(values, real)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return call(MeanGradient, gradient, *ctx.saved_tensors), None
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[Any, ...], *given: Any) -> Any:
+        return together(Mean, info, dims, given)
+
+
+class MeanGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(gradient: Tensor, real: Tensor) -> Tensor:
+        from coterie.core import loss_kernels
+
+        return loss_kernels.mean_slope(gradient, real)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass  # nobody asks for the gradient of a gradient
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[Any, ...], *given: Any) -> Any:
+        return together(MeanGradient, info, dims, given)
