@@ -13,6 +13,7 @@ from torch.func import grad, vmap
 
 from coterie.clients import Batched
 from coterie.core import fused, kernels, order, stacks
+from coterie.core.dense import FusedLinear
 from coterie.core.fused import FusedConv, FusedModel, fuse
 from coterie.core.kernels import Geometry
 from coterie.core.local import augment
@@ -98,9 +99,10 @@ def plain() -> Model:
 def test_a_fused_model_has_the_same_weights(plain: Model) -> None:
     made = fuse(plain)
     assert isinstance(made, FusedModel)
-    assert [type(made.encoder[i]) for i in (0, 3)] == [FusedConv, FusedConv]  # type: ignore[index]
-    shapes = {n: p.shape for n, p in made.encoder.named_parameters()}
-    assert shapes == {n: t.shape for n, t in plain.start.encoder.items()}
+    assert [type(made.encoder[i]) for i in (0, 3, 7)] == [FusedConv, FusedConv, FusedLinear]  # type: ignore[index]
+    assert type(made.head) is FusedLinear
+    for part, weights in zip((made.encoder, made.head), plain.start, strict=True):
+        assert {n: p.shape for n, p in part.named_parameters()} == {n: t.shape for n, t in weights.items()}
 
 
 @pytest.mark.parametrize(
@@ -120,8 +122,10 @@ def test_a_fused_model_has_the_same_weights(plain: Model) -> None:
 def test_what_does_not_fit_stays_as_it_is(body: list[nn.Module]) -> None:
     network = nn.Sequential(*body, nn.Flatten(), nn.LazyLinear(4))
     network(torch.zeros(1, 1, 12, 12))
-    model = make_model(network, (1, 12, 12), 4)
-    assert fuse(model) is model
+    model = make_model(network, (1, 12, 12), 4, Transform((0.5,), (0.5,)))
+    made = fuse(model)
+    assert type(made) is Model  # it normalises samples
+    assert str(made.encoder) == str(model.encoder)
 
 
 def copies(weights: Tree, count: int) -> Tree:

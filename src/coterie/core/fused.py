@@ -12,16 +12,16 @@ All functions here have an axis of clients, c, in front; under vmap the new axis
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from coterie.core import stacks
+from coterie.core import dense, stacks
 from coterie.core.errors import CoterieError
 from coterie.core.model import Model
-from coterie.core.stacks import call, in_front, together, unfold_stack
+from coterie.core.stacks import call, compute_type, in_front, together, unfold_stack
 
 FULL = 264  # tiles of 128 x 128 that keep a large GPU busy
 
@@ -34,21 +34,20 @@ class FusedModel(Model):
 
 
 def fuse(model: Model) -> Model:
-    """The same network, convolutions with pooling and activation fused. Weights keep their names and shapes.
+    """The same network, dense layers fused with their activations. Weights keep their names and shapes.
 
-    As it is where it begins with something else.
+    Where it begins with a convolution, pooling and an activation, all such are fused too.
     """
-    layers = model.encoder
-    if not isinstance(layers, nn.Sequential) or not fusible(layers, 0):
-        return model
-    encoder = copy.deepcopy(layers)
+    encoder, head = (dense.fuse(copy.deepcopy(part)) for part in (model.encoder, model.head))
+    if not isinstance(encoder, nn.Sequential) or not fusible(encoder, 0):
+        return replace(model, encoder=encoder, head=head)
     for at in range(len(encoder)):
         if fusible(encoder, at):
             raw = (model.mean, model.std) if at == 0 else None
             encoder[at] = FusedConv(cast(nn.Conv2d, encoder[at]), encoder[at + 2], raw)
             encoder[at + 1], encoder[at + 2] = nn.Identity(), nn.Identity()
-    rest = {f.name: getattr(model, f.name) for f in fields(model) if f.name != "encoder"}
-    return FusedModel(encoder, **rest)
+    rest = {f.name: getattr(model, f.name) for f in fields(model) if f.name not in ("encoder", "head")}
+    return FusedModel(encoder, head, **rest)
 
 
 def fusible(layers: nn.Sequential, at: int) -> bool:
@@ -225,11 +224,6 @@ class Descent(torch.autograd.Function):
         rows = (in_front(t, dim, info.batch_size) for t, dim in zip(given[4:], dims[6:], strict=True))
         made = call(Descent, rate, each, *given[:4], *rows)
         return made, (0,) * len(made)
-
-
-def compute_type(weight: Tensor) -> torch.dtype:
-    kind = weight.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
 
 def transposed_product(a: Tensor, b: Tensor) -> Tensor:

@@ -37,3 +37,9 @@ def unfold_stack(t: Tensor, count: int) -> Tensor:
 
 def in_front(t: Tensor, dim: int | None, count: int) -> Tensor:
     return t.expand(count, *t.shape) if dim is None else t.movedim(dim, 0)
+
+
+def compute_type(weight: Tensor) -> torch.dtype:
+    """Of products with it."""
+    kind = weight.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
