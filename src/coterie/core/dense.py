@@ -19,7 +19,7 @@ def fuse(part: nn.Module) -> nn.Module:
     """The dense layers of a chain, or the one that this is, fused with the activations behind them."""
     if fusible(part):
         return FusedLinear(part, NONE)
-    if isinstance(part, nn.Sequential) and type(part).forward is nn.Sequential.forward:
+    if is_chain(part):
         for at, layer in enumerate(part):
             behind = part[at + 1] if at + 1 < len(part) else None
             if fusible(layer) and (slope := slope_of(behind)) is not None:
@@ -27,6 +27,10 @@ def fuse(part: nn.Module) -> nn.Module:
             else:
                 part[at] = fuse(layer)
     return part
+
+
+def is_chain(part: nn.Module) -> TypeGuard[nn.Sequential]:
+    return isinstance(part, nn.Sequential) and type(part).forward is nn.Sequential.forward
 
 
 def fusible(layer: nn.Module) -> TypeGuard[nn.Linear]:

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from coterie.core.kernels import activated
+
 TILE = 1024  # numbers of one tile
 NARROW = 32  # outputs across, where a program sees all samples of a client
 
@@ -37,15 +39,6 @@ def slopes(gradient: Tensor, out: Tensor | None, slope: float, dtype: torch.dtyp
     return through, bias
 
 
-@triton.jit
-def _activated(value, sign, SLOPE: tl.constexpr):
-    """value where sign is positive, else SLOPE times it; of a slope of zero infinity is zero too, as in torch."""
-    if SLOPE == 0:
-        return tl.where(sign <= 0, 0.0, value)
-    else:  # noqa: RET505
-        return tl.where(sign > 0, value, value * SLOPE)
-
-
 @triton.jit(do_not_specialize=["count", "batch"])
 def _shift(out, bias, count, batch, outputs, SLOPE: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr):
     row = (tl.program_id(0) * DOWN + tl.arange(0, DOWN))[:, None]  # (client, sample)
@@ -55,7 +48,7 @@ def _shift(out, bias, count, batch, outputs, SLOPE: tl.constexpr, DOWN: tl.const
     at = row.to(tl.int64) * outputs + output
     value = tl.load(out + at, mask=inside, other=0.0).to(wide)
     value += tl.load(bias + row // batch * outputs + output, mask=inside, other=0.0).to(wide)
-    tl.store(out + at, _activated(value, value, SLOPE).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + at, activated(value, value, SLOPE).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["batch"])
@@ -73,7 +66,7 @@ def _slopes(
         at = (client * batch + sample) * outputs + output[None, :]
         g = tl.load(gradient + at, mask=inside, other=0.0).to(wide)
         if ACTIVATED:
-            g = _activated(g, tl.load(out + at, mask=inside, other=0.0), SLOPE)
+            g = activated(g, tl.load(out + at, mask=inside, other=0.0), SLOPE)
             tl.store(through + at, g.to(through.dtype.element_ty), mask=inside)
         total += g
     tl.store(bias + client * outputs + output, tl.sum(total, 0).to(bias.dtype.element_ty), mask=output < outputs)

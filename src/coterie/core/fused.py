@@ -39,7 +39,7 @@ def fuse(model: Model) -> Model:
     Where it begins with a convolution, pooling and an activation, all such are fused too.
     """
     encoder, head = (dense.fuse(copy.deepcopy(part)) for part in (model.encoder, model.head))
-    if not isinstance(encoder, nn.Sequential) or not fusible(encoder, 0):
+    if not dense.is_chain(encoder) or not fusible(encoder, 0):
         return replace(model, encoder=encoder, head=head)
     for at in range(len(encoder)):
         if fusible(encoder, at):
@@ -65,7 +65,7 @@ def fusible(layers: nn.Sequential, at: int) -> bool:
         and type(pooling) is nn.MaxPool2d
         and (pooling.kernel_size, pooling.stride, pooling.padding, pooling.dilation) == (2, 2, 0, 1)
         and not (pooling.ceil_mode or pooling.return_indices)
-        and isinstance(activation, (nn.ReLU, nn.LeakyReLU))
+        and dense.slope_of(activation) is not None
     )
 
 
@@ -88,8 +88,7 @@ class FusedConv(nn.Conv2d):
         mean, std = raw or (None, None)
         if mean is not None and std is not None and not mean.numel():
             mean, std = mean.new_zeros(conv.in_channels), std.new_ones(conv.in_channels)
-        slope = activation.negative_slope if isinstance(activation, nn.LeakyReLU) else 0.0
-        self.form = Form(kernel, padding, slope, mean, std, conv.weight.dtype)
+        self.form = Form(kernel, padding, dense.slope_of(activation) or 0.0, mean, std, conv.weight.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, O, H', W')."""

@@ -328,6 +328,15 @@ def _fold(
     tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def activated(value, sign, SLOPE: tl.constexpr):
+    """value where sign is positive, else SLOPE times it; of a slope of zero infinity is zero too, as in torch."""
+    if SLOPE == 0:
+        return tl.where(sign <= 0, 0.0, value)
+    else:  # noqa: RET505
+        return tl.where(sign > 0, value, value * SLOPE)
+
+
 @triton.jit(do_not_specialize=["count"])
 def _pool(
     four, out, winner, count, channels, SLOPE: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr
@@ -342,7 +351,7 @@ def _pool(
         value = tl.load(first + group * channels, mask=inside, other=0.0)
         better = (value > best) | (value != value)  # nan wins, as in torch
         best, which = tl.where(better, value, best), tl.where(better, group, which)
-    best = tl.where(best > 0, best, (best * SLOPE).to(best.dtype))
+    best = activated(best, best, SLOPE).to(four.dtype.element_ty)
     at = pixel * channels + channel
     tl.store(out + at, best, mask=inside)
     tl.store(winner + at, which.to(tl.uint8), mask=inside)
