@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import time
+import warnings
+
 import pytest
 import torch
 
 from coterie.clients import Batched, Looped
+from coterie.core import tree
 from coterie.core.fused import FusedModel
+from coterie.federation import History, Settings
+from coterie.federation.rounds import play
 from coterie.methods import METHODS
 from tests import toy
 
@@ -39,6 +45,53 @@ def test_precisions_learn_alike(precision: str) -> None:
     ours, theirs = (r.history.curve("pre")[-1][1] for r in (result, exact))
     assert abs(ours - theirs) < 0.03
     assert all(t.dtype == torch.float32 for t in result.server.encoder.values())
+
+
+@pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if kind.batched])
+def test_a_round_waits_once(name: str) -> None:
+    """And FedPAC once more, for its quadratic programs; no client is so small that they need the moments themselves."""
+    method, data = toy.method(name), toy.toy(train=(13, 20, 9, 31, 16))
+    clients, settings = Batched(method, toy.model(torch.float32), data, 7, "cuda"), Settings(rounds=9, seed=7)
+    server = method.server_init(clients.model, clients.census)
+    clients.join(method.server_welcome(server))
+    for number in range(3):  # all that waits once in a run is behind it then: recording, cohorts, kernels
+        server, _ = play(server, clients, settings, number)
+    torch.cuda.synchronize()
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            start = time.perf_counter()
+            server, record = play(server, clients, settings, 3)
+            seconds = time.perf_counter() - start
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    waits = [w for w in said if "called a synchronizing CUDA operation" in str(w.message)]
+    assert len(waits) == (2 if name == "fedpac" else 1), [f"{w.filename}:{w.lineno}" for w in waits]
+    assert record.seconds.keys() == {"send", "train", "evaluate", "receive"}
+    assert 0 < record.seconds["train"] < sum(record.seconds.values()) < seconds
+    assert all(t.device.type == "cpu" and not t.is_pinned() for t in tree.leaves((record.scores, record.report)))
+    clients.close()
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedpac", "scaffold"])
+def test_a_client_that_diverges_is_left_out_as_on_a_cpu(name: str) -> None:
+    def made(device: str) -> tuple[tree.Tree, History]:
+        clients = toy.Spoilt(toy.method(name), toy.model(), toy.toy(), 7, device, spoilt={3: float("nan")})
+        return toy.outcome(clients, join_ratio=1.0)
+
+    (expected, history), (found, again) = made("cpu"), made("cuda")
+    assert [record.left_out for record in again[:3]] == [(3,)] * 3
+    assert toy.distance({n: t.cpu() for n, t in found.items()}, expected) < 1e-9
+    assert again.curve("pre") == history.curve("pre")
+    assert again.curve("post") == history.curve("post")
+
+
+def test_a_tree_is_fetched_to_the_last_bit() -> None:
+    given = {"a": torch.rand(3, 5).cuda(), "b": (torch.arange(4), torch.rand(4, 6).cuda().T[1:])}
+    found = tree.fetched(given)
+    toy.assert_same(tree.flatten(found), {n: t.cpu() for n, t in tree.items(given)})
+    assert found["b"][0] is given["b"][0]
 
 
 def test_memory_does_not_grow() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from coterie.clients import Batched, Clients, Looped
+from coterie.clients import Batched, Clients, Job, Looped
+from coterie.clients.base import Cohort
 from coterie.core import tree
 from coterie.core.local import Sgd
 from coterie.core.model import Model, make_model
@@ -64,6 +65,25 @@ def method(name: str, **changes: Any) -> AnyMethod:
     training = {"epochs": 2, "batch": 8, "lr": 0.05, "momentum": 0.5, "weight_decay": 1e-3}
     own = {k: changes.pop(k) for k in list(changes) if k not in Sgd.__dataclass_fields__}
     return METHODS[name](train=Sgd(**(training | changes)), **own)
+
+
+class Spoilt(Batched):
+    """Some of them send numbers that are not finite: in all they send, or in the first tensor only."""
+
+    def __init__(self, *given: Any, spoilt: dict[int, float], first_only: bool = False) -> None:
+        super().__init__(*given)
+        self.spoilt, self.first_only = spoilt, first_only  # client -> number
+
+    def compute(self, job: Job, cohort: Cohort, states: Any, downs: Any) -> Any:
+        made = super().compute(job, cohort, states, downs)
+        if job.task != "train":
+            return made
+        sent = tree.apply(torch.clone, made[1])
+        for t in tree.leaves(sent)[: 1 if self.first_only else None]:
+            for row, client in enumerate(cohort.clients.tolist()):
+                if client in self.spoilt and t.is_floating_point():
+                    t[row] = self.spoilt[client]
+        return made[0], sent
 
 
 def outcome(clients: Clients, **settings: Any) -> tuple[tree.Tree, History]:

@@ -46,9 +46,15 @@ class Returned(NamedTuple):
     finite: Tensor  # (S,)
     silent: tuple[int, ...] = ()
 
+    def whole(self) -> Answers:
+        """As if all could be used."""
+        return Answers(self.clients, self.ups, (), self.silent)
+
     def sift(self) -> Answers:
-        ok = self.finite.cpu()  # here a round waits for the device
-        ups = self.ups if bool(ok.all()) else tree.pick(self.ups, self.finite.nonzero()[:, 0])
+        ok = self.finite.cpu()  # waits for the device, if the flags are there
+        if bool(ok.all()):
+            return self.whole()
+        ups = tree.pick(self.ups, self.finite.nonzero()[:, 0])
         return Answers(self.clients[ok], ups, tuple(self.clients[~ok].tolist()), self.silent)
 
 
@@ -63,10 +69,6 @@ class Scores(NamedTuple):
     @property
     def accuracy(self) -> Tensor:
         return self.correct / self.total.clamp_min(1)
-
-    def fetched(self) -> Scores:
-        """On the CPU. Until then nobody waits for them."""
-        return Scores(*(t.cpu() for t in self))
 
 
 class Job(NamedTuple):

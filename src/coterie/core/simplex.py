@@ -64,7 +64,7 @@ def head_weights(moments: Tensor, variances: Tensor) -> Tensor:
         raise SimplexError(
             f"head weights of client {residual.argmax()}: residual {residual.max():.1e} is above {TOLERANCE:.0e}"
         )
-    return torch.from_numpy(weights).to(moments.device)
+    return torch.from_numpy(weights).to(moments.device, non_blocking=True)
 
 
 @contextmanager
@@ -145,7 +145,8 @@ def _gradient(programs: Programs, a: Array, rows: Index, fresh: bool = False) ->
     """(B, S): M a = <p, x_j> for the programs of these rows, from the Gram matrix or fresh from the moments."""
     if fresh:
         h = programs.h
-        offset = torch.from_numpy(a).to(h.device) @ h - h[torch.from_numpy(rows)]  # (B, K*d): sum_l a_l h_l - h_i
+        weights, own = (torch.from_numpy(t).to(h.device, non_blocking=True) for t in (a, rows))
+        offset = weights @ h - h[own]  # (B, K*d): sum_l a_l h_l - h_i
         along: Array = (offset @ h.T).cpu().numpy() / programs.unit
     else:
         along = _product(a, programs.gram) - programs.gram[rows]

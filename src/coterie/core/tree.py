@@ -177,6 +177,14 @@ def finite(trees: object, rows: int) -> Tensor:
     return torch.stack([t.flatten(1).all(1) if t.ndim > 1 else t for t in fine]).all(0)
 
 
+def fetched(trees: T) -> T:
+    """The same on the CPU. However many tensors are on a GPU, it is waited for once."""
+    copies = apply(lambda t: t.to("cpu", non_blocking=t.is_cuda), trees)  # into page-locked memory
+    for gpu in {t.device for t in leaves(trees) if t.is_cuda}:
+        torch.cuda.current_stream(gpu).synchronize()
+    return apply(lambda t, copy: copy.clone() if t.is_cuda else copy, trees, copies)  # page-locked memory goes back
+
+
 def size(tree: object) -> int:
     """Bytes of all tensors."""
     return sum(t.numel() * t.element_size() for t in leaves(tree))

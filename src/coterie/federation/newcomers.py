@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from coterie.clients import Clients, Turn
+from coterie.clients import Answers, Clients, Turn
 from coterie.core import order, tree
 from coterie.core.errors import CoterieError
 from coterie.core.samples import FederatedData
 from coterie.federation.history import Round
-from coterie.federation.rounds import Settings, after_training, fetched, log, sift
+from coterie.federation.rounds import Settings, Told, after_training, log, settled, usable
 
 
 def keep_out(data: FederatedData, share: float, seed: int) -> tuple[FederatedData, FederatedData]:
@@ -36,7 +36,11 @@ def meet(server: object, newcomers: Clients, settings: Settings) -> Round:
             scores["new_global", split] = shared
     turn = Turn(settings.rounds, settings.rate(settings.rounds - 1))
     returned = newcomers.begin(everyone, downs, turn)
-    answers = sift(returned, turn)
-    trained = {("new_post", split): of for (_, split), of in after_training(newcomers, downs, returned).items()}
-    found = fetched(scores) | fetched(trained, answers)
+
+    def settle(answers: Answers) -> tuple[object, Told]:
+        trained = {("new_post", split): of for (_, split), of in after_training(newcomers, downs, returned).items()}
+        return server, Told(trained, scores)
+
+    answers, _, told = settled(returned, turn, 1.0, settle)
+    found = told.scores | usable(told.trained, answers)
     return Round(settings.rounds, everyone, answers.left_out, found, bytes_down=tree.size(downs))

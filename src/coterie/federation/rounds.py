@@ -6,9 +6,9 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -95,16 +95,45 @@ class Safety:
 
 
 class Clock:
-    """Seconds by phase."""
+    """Seconds by phase. A GPU tells its own, by events between its work: nobody waits for it there."""
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.device = torch.device(device)
+        self.spans: list[tuple[str, Any, Any]] = []  # phase, when it began, when it ended
 
     @contextmanager
     def time(self, phase: str) -> Iterator[None]:
-        start = time.perf_counter()
+        start = self.now()
         yield
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
+        self.spans.append((phase, start, self.now()))
+
+    def now(self) -> Any:
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def between(self, start: Any, end: Any) -> float:
+        if self.device.type != "cuda":
+            return float(end - start)
+        end.synchronize()  # at the end of a round, no wait
+        return float(start.elapsed_time(end)) / 1000
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for phase, start, end in self.spans:
+            found[phase] = found.get(phase, 0.0) + self.between(start, end)
+        return found
+
+
+class Told(NamedTuple):
+    """What is recorded of a round; on the device, until it is fetched."""
+
+    trained: dict[Point, Scores]  # of all that answered
+    scores: dict[Point, Scores]
+    report: tree.Tree = {}  # noqa: RUF012
 
 
 def federate(
@@ -147,7 +176,7 @@ def play(
     server: Any, clients: Clients, settings: Settings, number: int, max_left_out: float = Safety.max_left_out
 ) -> tuple[Any, Round]:
     """One round."""
-    clock, scores = Clock(), dict[Point, Scores]()
+    clock, trained = Clock(clients.device), dict[Point, Scores]()
     measured = (number + 1) % settings.evaluate_every == 0 or number + 1 == settings.rounds
     turn = Turn(number, settings.rate(number), measured)
     joined = order.participants(settings.seed, number, clients.count, settings.joining(clients.count))
@@ -156,26 +185,54 @@ def play(
     with clock.time("train"):
         returned = clients.begin(joined, downs, turn)
     if measured:
-        with clock.time("evaluate"):  # a GPU goes on with this while the server waits for the answers
-            trained = after_training(clients, downs, returned)
-    with clock.time("train"):
-        answers = sift(returned, turn, max_left_out)
-    with clock.time("receive"):
-        server = tree.apply(aligned, receive(server, clients, answers, number + 1))
-    if measured:
         with clock.time("evaluate"):
-            downloaded = as_downloaded(server, clients)
-            scores = fetched(trained, answers) | fetched(downloaded)
-    return server, Round(
+            trained = after_training(clients, downs, returned)
+
+    def settle(answers: Answers) -> tuple[Any, Told]:
+        with clock.time("receive"):
+            after = tree.apply(aligned, receive(server, clients, answers, number + 1))
+        report = clients.method.server_report(after)
+        if not measured:
+            return after, Told(trained, {}, report)
+        with clock.time("evaluate"):
+            return after, Told(trained, as_downloaded(after, clients), report)
+
+    answers, after, told = settled(returned, turn, max_left_out, settle)
+    return after, Round(
         number + 1,
         joined,
         absent(answers),
-        scores,
+        usable(told.trained, answers) | told.scores,
         bytes_up=tree.size(answers.ups),
         bytes_down=tree.size(downs),
         seconds=clock.seconds,
-        report=tree.apply(lambda t: t.cpu(), clients.method.server_report(server)),
+        report=told.report,
     )
+
+
+def settled(
+    returned: Returned, turn: Turn, max_left_out: float, settle: Callable[[Answers], tuple[Any, Told]]
+) -> tuple[Answers, Any, Told]:
+    """The answers that can be used, what the server makes of them, and what is told of it, with one wait for a GPU.
+
+    While only the GPU knows which can be used, all are settled: nearly always that is right. Where it was not, or
+    failed, those that can be used are settled once more, so `settle` must have no effect but what it returns.
+    """
+    hoped: tuple[Any, Told] | None = None
+    if not at_hand(returned.finite):
+        with suppress(Exception):  # if it is not for numbers that are not finite, it comes again
+            hoped = settle(returned.whole())
+    finite, told = tree.fetched((returned.finite, hoped[1] if hoped else Told({}, {})))
+    answers = sift(returned._replace(finite=finite), turn, max_left_out)
+    if hoped and not answers.left_out:
+        return answers, hoped[0], told
+    after, told = settle(answers)
+    return answers, after, tree.fetched(told)
+
+
+def at_hand(t: Tensor) -> bool:
+    """Whether nobody has to wait for it."""
+    return t.device.type == "cpu"
 
 
 def receive(server: Any, clients: Clients, answers: Answers, number: int) -> Any:
@@ -235,36 +292,39 @@ def as_downloaded(server: Any, clients: Clients) -> dict[Point, Scores]:
 
 def last_training(server: Any, clients: Clients, settings: Settings, max_left_out: float) -> Round:
     """All clients train once more from the final server state, which stays as it is."""
-    everyone, clock = clients.everyone, Clock()
+    everyone, clock = clients.everyone, Clock(clients.device)
     downs = send(clients.method, server, everyone)
     turn = Turn(settings.rounds, settings.rate(settings.rounds))
     with clock.time("train"):
         returned = clients.begin(everyone, downs, turn)
-        answers = sift(returned, turn, max_left_out)
-    with clock.time("evaluate"):
-        scores = fetched(after_training(clients, downs, returned), answers)
-        if not clients.method.finishes:  # what follows is kept instead
-            scores |= fetched({("kept", split): clients.score(everyone, downs, split) for split in clients.splits})
+
+    def settle(answers: Answers) -> tuple[Any, Told]:
+        with clock.time("evaluate"):
+            trained = after_training(clients, downs, returned)
+            splits = [] if clients.method.finishes else clients.splits  # what follows is kept instead
+            return server, Told(trained, {("kept", split): clients.score(everyone, downs, split) for split in splits})
+
+    answers, _, told = settled(returned, turn, max_left_out, settle)
+    scores = usable(told.trained, answers) | told.scores
     return Round(settings.rounds + 1, everyone, absent(answers), scores, 0, tree.size(downs), clock.seconds)
 
 
 def finish(server: Any, clients: Clients, settings: Settings) -> Round:
-    everyone, clock = clients.everyone, Clock()
+    everyone, clock = clients.everyone, Clock(clients.device)
     downs = send(clients.method, server, everyone)
     turn = Turn(settings.rounds, settings.rate(settings.rounds - 1))
     with clock.time("finish"):
         clients.finish(everyone, downs, turn)
     with clock.time("evaluate"):
-        scores = fetched({("finished", split): clients.score(everyone, downs, split) for split in clients.splits})
-    return Round(settings.rounds, everyone, (), scores, seconds=clock.seconds)
+        scores = {("finished", split): clients.score(everyone, downs, split) for split in clients.splits}
+    return Round(settings.rounds, everyone, (), tree.fetched(scores), seconds=clock.seconds)
 
 
-def fetched(scores: dict[Point, Scores], answers: Answers | None = None) -> dict[Point, Scores]:
-    """On the CPU; of those only whose answers could be used."""
-    found = {point: of.fetched() for point, of in scores.items()}
-    if answers is None or not answers.left_out:
-        return found
-    return {point: Scores(*(t[torch.isin(of.clients, answers.clients)] for t in of)) for point, of in found.items()}
+def usable(scores: dict[Point, Scores], answers: Answers) -> dict[Point, Scores]:
+    """Of those only whose answers could be used."""
+    if not answers.left_out:
+        return scores
+    return {point: Scores(*(t[torch.isin(of.clients, answers.clients)] for t in of)) for point, of in scores.items()}
 
 
 def aligned(t: Tensor) -> Tensor:

@@ -139,11 +139,11 @@ class pFedHN(Method[Server, State, Down, Up]):
 
 
 def of(hyper: HyperNetwork, client: Tensor) -> HyperNetwork:
-    return hyper._replace(embedding=hyper.embedding[client])
+    return hyper._replace(embedding=hyper.embedding[client[None]][0])  # a row by its number would wait for the GPU
 
 
 def back(everyone: HyperNetwork, client: Tensor, mine: HyperNetwork) -> HyperNetwork:
-    return mine._replace(embedding=tree.put(everyone.embedding, client, mine.embedding))
+    return mine._replace(embedding=tree.put(everyone.embedding, client[None], mine.embedding[None]))
 
 
 def split(weights: Weights) -> tuple[Weights, Weights]:

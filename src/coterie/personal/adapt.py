@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from coterie.api import portrait
-from coterie.clients import Looped, Resident, Scores, Turn
+from coterie.clients import Looped, Resident, Turn
 from coterie.core import order, tree
 from coterie.core.errors import CoterieError
 from coterie.core.samples import FederatedData, Split, Transform
@@ -91,7 +91,7 @@ def learn(run: Run, clients: Resident) -> tuple[Any, Round]:
     if down is None:
         raise CoterieError(f"{method.title} has nothing to give to clients that were not in training")
     downs = tree.apply(lambda t: t[None], down)
-    before = clients.score(alone, downs, "test").fetched()
+    before = tree.fetched(clients.score(alone, downs, "test"))
     turn = Turn(settings.rounds, settings.rate(settings.rounds - 1))
     if method.finishes:
         clients.finish(alone, downs, turn)
@@ -101,7 +101,7 @@ def learn(run: Run, clients: Resident) -> tuple[Any, Round]:
         returned = clients.begin(alone, downs, turn)
         sift(returned, turn)
         downs = tree.overlay(downs, returned.ups)
-    after: Scores = clients.score(alone, downs, "test").fetched()
+    after = tree.fetched(clients.score(alone, downs, "test"))
     scores = {("new_pre", "test"): before, ("new_post", "test"): after}
     return tree.pick(downs, 0), Round(settings.rounds, alone, (), scores, bytes_down=tree.size(down))
 
