@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
+from functools import cache
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -82,11 +83,17 @@ class Recorder(ABC):
     def end(self) -> Replay: ...
 
 
+@cache
+def stream(device: torch.device) -> torch.cuda.Stream:
+    """For all recordings of a process: each new one would keep 64 MB of workspace for products, for good."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
 class CudaGraphs(Recorder):
     """On one GPU."""
 
     def __init__(self, device: torch.device) -> None:
-        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.stream = stream(device)
         self.pools = [torch.cuda.graph_pool_handle() for _ in (STRETCH, STEP)]
         self.firsts = [self._first(kind, device) for kind in (STRETCH, STEP)]  # the pools are there as long as these
 
