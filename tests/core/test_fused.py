@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -223,10 +224,10 @@ def test_who_is_not_active_does_not_move(rolling: bool) -> None:
     assert torch.equal(moved[1], weight[1])
 
 
-@pytest.mark.parametrize("name", ["fedpac", "fedem", "pfakd"])
-def test_a_whole_run_is_that_of_the_plain_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "own"), [("fedpac", {}), ("fedem", {"components": 2}), ("pfakd", {})])
+def test_a_whole_run_is_that_of_the_plain_way(name: str, own: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Ragged clients, augmentation, momentum: all as without any fused part. (Small: interpreting is slow.)"""
-    data, method = toy.toy(train=(9, 3), test=(2, 1)), toy.method(name, epochs=1)
+    data, method = toy.toy(train=(9, 3), test=(2, 1)), toy.method(name, epochs=1, **own)
     expected, history = toy.looped(method, toy.model(), data, rounds=1, join_ratio=1.0)
     monkeypatch.setattr(stacks, "usable", lambda device: True)
     assert isinstance(Batched(method, toy.model(), data, 7).fast, FusedModel)

@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from coterie.core.stacks import call, compute_type, together, unfold_stack
+from coterie.core.stacks import Last, Stacked, call, compute_type, unfold_stack
 
 NONE = 1.0  # the slope of no activation
 
@@ -63,7 +63,7 @@ class FusedLinear(nn.Linear):
         return out.squeeze(0).view(*x.shape[:-1], self.out_features)
 
 
-class Dense(torch.autograd.Function):
+class Dense(Stacked):
     """Samples (c, B, I), weights (c, O, I), bias (c, O) -> (c, B, O)."""
 
     @staticmethod
@@ -86,16 +86,16 @@ class Dense(torch.autograd.Function):
         made = iter(call(DenseGradient, gradient, *ctx.saved_tensors, ctx.slope, ctx.dtype, wanted))
         return *(next(made) if one else None for one in wanted), None
 
-    @staticmethod
-    def vmap(info: Any, dims: tuple[Any, ...], x: Tensor, weight: Tensor, bias: Tensor, slope: float) -> Any:
+    @classmethod
+    def vmap(cls, info: Any, dims: tuple[Any, ...], x: Tensor, weight: Tensor, bias: Tensor, slope: float) -> Any:
         if dims[1] is None and dims[2] is None and len(weight) == 1:  # one network for all: their samples are one batch
             samples = x.movedim(dims[0], 0).flatten(0, 2)[None]
             out = call(Dense, samples, weight, bias, slope).squeeze(0)
             return unfold_stack(out, info.batch_size)[:, None], 0
-        return together(Dense, info, dims, (x, weight, bias, slope))
+        return super().vmap(info, dims, x, weight, bias, slope)
 
 
-class DenseGradient(torch.autograd.Function):
+class DenseGradient(Last):
     @staticmethod
     def forward(
         gradient: Tensor, x: Tensor, weight: Tensor, out: Tensor | None,
@@ -114,11 +114,3 @@ class DenseGradient(torch.autograd.Function):
         if wanted[2]:
             made.append(bias)
         return tuple(made)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        pass  # nobody asks for the gradient of a gradient
-
-    @staticmethod
-    def vmap(info: Any, dims: tuple[Any, ...], *given: Any) -> Any:
-        return together(DenseGradient, info, dims, given)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from coterie.core import dense, stacks
 from coterie.core.errors import CoterieError
 from coterie.core.model import Model
-from coterie.core.stacks import call, compute_type, in_front, together, unfold_stack
+from coterie.core.stacks import Last, Stacked, call, compute_type, in_front, unfold_stack
 
 FULL = 264  # tiles of 128 x 128 that keep a large GPU busy
 
@@ -97,7 +97,7 @@ class FusedConv(nn.Conv2d):
         return out.squeeze(0).movedim(3, 1)  # not out[0]: its gradient would be copied into zeros
 
 
-class ConvPool(torch.autograd.Function):
+class ConvPool(Stacked):
     """Images (c, B, C, H, W), weights (c, O, C, k, k), bias (c, O) -> (c, B, H', W', O)."""
 
     @staticmethod
@@ -129,16 +129,16 @@ class ConvPool(torch.autograd.Function):
         weight, bias, *x = made
         return (x[0] if x else None), weight, bias, None
 
-    @staticmethod
-    def vmap(info: Any, dims: tuple[Any, ...], x: Tensor, weight: Tensor, bias: Tensor, form: Form) -> Any:
+    @classmethod
+    def vmap(cls, info: Any, dims: tuple[Any, ...], x: Tensor, weight: Tensor, bias: Tensor, form: Form) -> Any:
         if dims[1] is None and dims[2] is None and len(weight) == 1:  # one network for all: their images are one batch
             images = x.movedim(dims[0], 0).flatten(0, 2)[None]
             *made, matrix = call(ConvPool, images, weight, bias, form)
             return (*(unfold_stack(t[0], info.batch_size)[:, None] for t in made), matrix), (0, 0, 0, None)
-        return together(ConvPool, info, dims, (x, weight, bias, form))
+        return super().vmap(info, dims, x, weight, bias, form)
 
 
-class ConvPoolGradient(torch.autograd.Function):
+class ConvPoolGradient(Last):
     @staticmethod
     def forward(
         gradient: Tensor, out: Tensor, winner: Tensor, windows: Tensor, matrix: Tensor,
@@ -157,16 +157,8 @@ class ConvPoolGradient(torch.autograd.Function):
         x = kernels.fold(torch.bmm(four, matrix.mT).view(-1, shape.length), shape, gradient.shape[:2].numel())
         return (*weights, unfold_stack(x, stack).movedim(4, 2))
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        pass  # nobody asks for the gradient of a gradient
 
-    @staticmethod
-    def vmap(info: Any, dims: tuple[Any, ...], *given: Any) -> Any:
-        return together(ConvPoolGradient, info, dims, given)
-
-
-class Drawn(torch.autograd.Function):
+class Drawn(Last):
     """Images (c, n, C, H, W) of an index (c, B), cropped and flipped by random bits (c, B), in one pass."""
 
     @staticmethod
@@ -174,14 +166,6 @@ class Drawn(torch.autograd.Function):
         from coterie.core import kernels
 
         return kernels.draw(x, index, bits, crop, flip)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass  # never differentiated
-
-    @staticmethod
-    def vmap(info: Any, dims: tuple[Any, ...], *given: Any) -> Any:
-        return together(Drawn, info, dims, given)
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
@@ -192,7 +176,7 @@ def take(x: Tensor, index: Tensor) -> Tensor:
     return images
 
 
-class Descent(torch.autograd.Function):
+class Descent(Last):
     """A step of `count` weights of any shape: given them, their slopes and, if there are any, velocities.
 
     rate (): factor on lr. active (): False where nothing is to change; None: it is. Velocities after it only if there
@@ -211,12 +195,8 @@ class Descent(torch.autograd.Function):
         moved, speeds = kernels.descend(*tensors, rate, rows, lr, decay, momentum)
         return (*moved, *speeds)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        pass  # never differentiated
-
-    @staticmethod
-    def vmap(info: Any, dims: tuple[Any, ...], rate: Tensor, active: Tensor | None, *given: Any) -> Any:
+    @classmethod
+    def vmap(cls, info: Any, dims: tuple[Any, ...], rate: Tensor, active: Tensor | None, *given: Any) -> Any:
         if dims[0] is not None:
             raise CoterieError("the factor on the learning rate must be the same for all clients of a round")
         each = None if active is None else in_front(active, dims[1], info.batch_size)

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from coterie.core.stacks import call, together
+from coterie.core.stacks import Last, Stacked, call
 
 MOST = 4096  # classes; a program sees all of a sample
 
@@ -27,7 +26,7 @@ def mean(values: Tensor, real: Tensor) -> Tensor:
     return means.squeeze(0)
 
 
-class CrossEntropy(torch.autograd.Function):
+class CrossEntropy(Stacked):
     """Logits (c, B, K), labels (c, B) -> (c, B)."""
 
     @staticmethod
@@ -44,28 +43,16 @@ class CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return call(CrossEntropyGradient, gradient, *ctx.saved_tensors), None
 
-    @staticmethod
-    def vmap(info: Any, dims: tuple[Any, ...], *given: Any) -> Any:
-        return together(CrossEntropy, info, dims, given)
 
-
-class CrossEntropyGradient(torch.autograd.Function):
+class CrossEntropyGradient(Last):
     @staticmethod
     def forward(gradient: Tensor, logits: Tensor, y: Tensor) -> Tensor:
         from coterie.core import loss_kernels
 
         return loss_kernels.cross_entropy_slope(gradient, logits, y)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass  # nobody asks for the gradient of a gradient
 
-    @staticmethod
-    def vmap(info: Any, dims: tuple[Any, ...], *given: Any) -> Any:
-        return together(CrossEntropyGradient, info, dims, given)
-
-
-class Mean(torch.autograd.Function):
+class Mean(Stacked):
     """Values (c, B), of which some are real (c, B) -> (c,)."""
 
     @staticmethod
@@ -82,22 +69,10 @@ class Mean(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return call(MeanGradient, gradient, *ctx.saved_tensors), None
 
-    @staticmethod
-    def vmap(info: Any, dims: tuple[Any, ...], *given: Any) -> Any:
-        return together(Mean, info, dims, given)
 
-
-class MeanGradient(torch.autograd.Function):
+class MeanGradient(Last):
     @staticmethod
     def forward(gradient: Tensor, real: Tensor) -> Tensor:
         from coterie.core import loss_kernels
 
         return loss_kernels.mean_slope(gradient, real)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass  # nobody asks for the gradient of a gradient
-
-    @staticmethod
-    def vmap(info: Any, dims: tuple[Any, ...], *given: Any) -> Any:
-        return together(MeanGradient, info, dims, given)

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from coterie.core.stacks import call, together
+from coterie.core.stacks import Last, Stacked, call
 
 
 def batch_norm(
@@ -22,7 +21,7 @@ def batch_norm(
     return out.squeeze(0), mean.squeeze(0), unbiased.squeeze(0)
 
 
-class BatchNorm(torch.autograd.Function):
+class BatchNorm(Stacked):
     """x (c, B, C, L), real (c, B), weight γ and bias β (c, C) -> γ r (x - μ) + β, with r = (σ² + ε)^-1/2."""
 
     @staticmethod
@@ -48,12 +47,8 @@ class BatchNorm(torch.autograd.Function):
         x, weight, bias = call(BatchNormGradient, gradient, *ctx.saved_tensors)
         return x, None, weight if ctx.scaled else None, bias if ctx.shifted else None, None
 
-    @staticmethod
-    def vmap(info: Any, dims: tuple[Any, ...], *given: Any) -> Any:
-        return together(BatchNorm, info, dims, given)
 
-
-class BatchNormGradient(torch.autograd.Function):
+class BatchNormGradient(Last):
     """Of x (c, B, C, L), weight and bias (c, C), from that of what came out."""
 
     @staticmethod
@@ -66,11 +61,3 @@ class BatchNormGradient(torch.autograd.Function):
         gradient = kernels.as_lies(gradient, x)
         slopes = kernels.norm_slopes(gradient, x, mean, inverse)  # of weight and bias
         return kernels.unnormalise(gradient, x, mean, inverse, share, weight, *slopes), *slopes
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        pass  # nobody asks for the gradient of a gradient
-
-    @staticmethod
-    def vmap(info: Any, dims: tuple[Any, ...], *given: Any) -> Any:
-        return together(BatchNormGradient, info, dims, given)

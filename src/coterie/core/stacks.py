@@ -18,16 +18,28 @@ def call(function: Any, *given: Any) -> Any:
     return function.apply(*given)
 
 
-def together(function: Any, info: Any, dims: tuple[Any, ...], given: tuple[Any, ...]) -> Any:
-    """The rule of a vmap: its axis v joins the axis of clients, (v, c, ...) becomes (v c, ...)."""
-    rows = (
-        in_front(t, dim, info.batch_size).flatten(0, 1) if isinstance(t, Tensor) else t
-        for t, dim in zip(given, dims, strict=True)
-    )
-    made = call(function, *rows)
-    if isinstance(made, Tensor):
-        return unfold_stack(made, info.batch_size), 0
-    return tuple(unfold_stack(t, info.batch_size) for t in made), (0,) * len(made)
+class Stacked(torch.autograd.Function):
+    """A function of tensors that all have the axis of clients."""
+
+    @classmethod
+    def vmap(cls, info: Any, dims: tuple[Any, ...], *given: Any) -> Any:
+        """The new axis v joins the axis of clients: (v, c, ...) becomes (v c, ...)."""
+        rows = (
+            in_front(t, dim, info.batch_size).flatten(0, 1) if isinstance(t, Tensor) else t
+            for t, dim in zip(given, dims, strict=True)
+        )
+        made = call(cls, *rows)
+        if isinstance(made, Tensor):
+            return unfold_stack(made, info.batch_size), 0
+        return tuple(unfold_stack(t, info.batch_size) for t in made), (0,) * len(made)
+
+
+class Last(Stacked):
+    """One that is never differentiated: a gradient, or a step."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
 
 
 def unfold_stack(t: Tensor, count: int) -> Tensor:
