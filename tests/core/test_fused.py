@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from coterie.clients import Batched
-from coterie.core import fused, kernels, order, stacks
+from coterie.core import fused, order, stacks
 from coterie.core.dense import FusedLinear
 from coterie.core.fused import FusedConv, FusedModel, fuse
-from coterie.core.kernels import Geometry
+from coterie.core.kernels import conv, norm, steps
+from coterie.core.kernels.conv import Geometry
 from coterie.core.local import augment
 from coterie.core.model import Model, make_model
 from coterie.core.samples import Transform
@@ -37,14 +38,14 @@ def plain_windows(x: Tensor, shape: Geometry) -> Tensor:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_windows_and_their_adjoint(shape: Geometry) -> None:
     x = torch.randn(2, shape.channels, shape.height, shape.width, dtype=torch.float64, requires_grad=True)
-    made = kernels.windows(x.detach(), shape, torch.float64, None, None)
+    made = conv.windows(x.detach(), shape, torch.float64, None, None)
     expected = plain_windows(x, shape)
     assert torch.equal(made[:, : shape.entries], expected)
     assert bool((made[:, shape.entries] == 1).all())  # for the bias
     assert not made[:, shape.entries + 1 :].any()
     slopes = torch.randn_like(made)
     (gradient,) = torch.autograd.grad(expected, x, slopes[:, : shape.entries])
-    torch.testing.assert_close(kernels.fold(slopes, shape, 2).movedim(3, 1), gradient, rtol=0, atol=1e-14)
+    torch.testing.assert_close(conv.fold(slopes, shape, 2).movedim(3, 1), gradient, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("planar", [True, False])
@@ -54,7 +55,7 @@ def test_raw_pixels_are_normalised_on_the_way(planar: bool) -> None:
     mean, std = torch.tensor(RAW.mean, dtype=torch.float64), torch.tensor(RAW.std, dtype=torch.float64)
     normal = (x.double() / 255 - mean[:, None, None]) / std[:, None, None]  # padding comes after this
     given = x if planar else x.contiguous(memory_format=torch.channels_last)
-    made = kernels.windows(given, shape, torch.float64, mean, std)[:, : shape.entries]
+    made = conv.windows(given, shape, torch.float64, mean, std)[:, : shape.entries]
     torch.testing.assert_close(made, plain_windows(normal, shape), rtol=0, atol=1e-12)
 
 
@@ -62,7 +63,7 @@ def test_the_largest_of_four_wins_and_nan_is_not_lost() -> None:
     four = torch.randn(37, 4, 6)
     four[0, 2, 0] = torch.nan
     four[1, :, 1] = 2.0  # a tie: the first, as in torch
-    out, winner = kernels.pool(four, 0.01)
+    out, winner = conv.pool(four, 0.01)
     assert bool(out[0, 0].isnan())
     assert int(winner[1, 1]) == 0
     assert torch.equal(out[1:], F.leaky_relu(four.amax(1), 0.01)[1:])
@@ -74,7 +75,7 @@ def test_draws_are_the_plain_ones(transform: Transform) -> None:
     x = torch.randint(0, 256, (2, 7, 3, 9, 10), dtype=torch.uint8)
     index = torch.randint(0, 7, (2, 5))
     bits = order.bits(order.seed_key(3), torch.arange(10)).view(2, 5)
-    made = kernels.draw(x, index, bits, transform.crop, transform.flip)
+    made = steps.draw(x, index, bits, transform.crop, transform.flip)
     for c in range(2):
         assert torch.equal(made[c], augment(x[c][index[c]], bits[c], transform))
     under_vmap = vmap(lambda x, i, b: stacks.call(fused.Drawn, x[None], i[None], b[None], *crop_and_flip(transform))[0])
@@ -187,7 +188,7 @@ def test_half_precision_products_stay_near(plain: Model, kind: str) -> None:
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_a_step_is_torchs_step(momentum: float) -> None:
     """Of more tensors than one launch takes, some of them longer than what one program does."""
-    sizes = [1, 2 * kernels.TILE + 3, kernels.TILE, *range(2, kernels.TOGETHER)]
+    sizes = [1, 2 * steps.TILE + 3, steps.TILE, *range(2, steps.TOGETHER)]
     weights = [torch.randn(size, dtype=torch.float64) for size in sizes]
     count = len(weights)
     slopes = [[torch.randn_like(w) for w in weights] for _ in range(2)]
@@ -240,9 +241,9 @@ def test_a_whole_run_with_batch_norm_is_that_of_the_plain_way(monkeypatch: pytes
     data, method = toy.toy(train=(12, 9), test=(2, 1)), toy.method("fedavg", epochs=1)
     given = method, toy.model(batch_norm=True), data
     expected, history = toy.looped(*given, rounds=1, join_ratio=1.0)
-    asked = Mock(wraps=kernels.moments)
+    asked = Mock(wraps=norm.moments)
     monkeypatch.setattr(stacks, "usable", lambda device: True)
-    monkeypatch.setattr(kernels, "moments", asked)
+    monkeypatch.setattr(norm, "moments", asked)
     made, again = toy.batched(*given, rounds=1, join_ratio=1.0)
     assert asked.called
     assert toy.distance(made, expected) < 1e-10

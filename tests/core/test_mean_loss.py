@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad, vmap
 
-from coterie.core import loss_kernels, mean_loss, stacks
+from coterie.core import mean_loss, stacks
+from coterie.core.kernels import loss
 from coterie.core.local import Batch
 from coterie.core.losses import balanced_cross_entropy, cross_entropy
 
@@ -98,7 +99,7 @@ def mean_and_slope(values: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
     return value, slope
 
 
-@pytest.mark.parametrize("batch", [5, 2 * loss_kernels.TILE + 3])
+@pytest.mark.parametrize("batch", [5, 2 * loss.TILE + 3])
 def test_means_are_those_of_the_real_samples(batch: int) -> None:
     """Of two models each; the third client's batch is padding, and what padding gives is not a number."""
     real = torch.rand(3, batch) < 0.5

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad, vmap
 
-from coterie.core import kernels, norm, padding, stacks
+from coterie.core import norm, padding, stacks
+from coterie.core.kernels import norm as kernels
 
 CHANNELS = 3
 SHAPES = [(6, CHANNELS), (6, CHANNELS, 7), (6, CHANNELS, 4, 5)]

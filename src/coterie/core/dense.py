@@ -68,10 +68,10 @@ class Dense(Stacked):
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor, slope: float) -> Tensor:
-        from coterie.core import dense_kernels
+        from coterie.core.kernels import dense
 
         out = torch.bmm(x, weight.mT)
-        dense_kernels.shift_(out, bias, slope)
+        dense.shift_(out, bias, slope)
         return out
 
     @staticmethod
@@ -102,11 +102,11 @@ class DenseGradient(Last):
         slope: float, dtype: torch.dtype, wanted: tuple[bool, ...],
     ) -> tuple[Tensor, ...]:  # fmt: skip
         """Of the samples, the weights and the bias, those that are wanted."""
-        from coterie.core import dense_kernels
+        from coterie.core.kernels import dense
 
         made = []
         if wanted[2] or out is not None:
-            gradient, bias = dense_kernels.slopes(gradient, out, slope, dtype)
+            gradient, bias = dense.slopes(gradient, out, slope, dtype)
         if wanted[0]:
             made.append(torch.bmm(gradient, weight))
         if wanted[1]:

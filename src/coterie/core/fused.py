@@ -103,15 +103,15 @@ class ConvPool(Stacked):
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor, form: Form) -> tuple[Tensor, ...]:
         """With what the gradient needs: which of the four won, the windows, the matrix of weights."""
-        from coterie.core import kernels
+        from coterie.core.kernels import conv
 
         stack, batch, channels, height, width = x.shape
-        shape = kernels.Geometry(height, width, channels, form.kernel, form.padding)
+        shape = conv.Geometry(height, width, channels, form.kernel, form.padding)
         dtype = compute_type(weight)
-        windows = kernels.windows(x.flatten(0, 1), shape, dtype, form.mean, form.std).view(stack, -1, shape.length)
-        matrix = kernels.four_places(weight, bias, shape, dtype).flatten(2)  # (c, L, 4 O)
+        windows = conv.windows(x.flatten(0, 1), shape, dtype, form.mean, form.std).view(stack, -1, shape.length)
+        matrix = conv.four_places(weight, bias, shape, dtype).flatten(2)  # (c, L, 4 O)
         four = torch.bmm(windows, matrix).view(-1, 4, weight.shape[1])
-        out, winner = kernels.pool(four, form.slope)
+        out, winner = conv.pool(four, form.slope)
         pooled = (stack, batch, shape.rows, shape.columns, weight.shape[1])
         return out.view(pooled), winner.view(pooled), windows, matrix
 
@@ -145,16 +145,16 @@ class ConvPoolGradient(Last):
         form: Form, image: torch.Size, wanted: bool,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         """Of weight and bias, and of the images (c, B, C, H, W) where wanted."""
-        from coterie.core import kernels
+        from coterie.core.kernels import conv
 
         stack, channels = len(gradient), gradient.shape[-1]
-        shape = kernels.Geometry(image[1], image[2], image[0], form.kernel, form.padding)
+        shape = conv.Geometry(image[1], image[2], image[0], form.kernel, form.padding)
         gradient, out, winner = (t.contiguous() for t in (gradient, out, winner))
-        four = kernels.unpool(gradient, out, winner, form.slope).view(stack, -1, 4 * channels)
-        weights = kernels.from_four_places(transposed_product(windows, four), shape, form.dtype)
+        four = conv.unpool(gradient, out, winner, form.slope).view(stack, -1, 4 * channels)
+        weights = conv.from_four_places(transposed_product(windows, four), shape, form.dtype)
         if not wanted:
             return weights
-        x = kernels.fold(torch.bmm(four, matrix.mT).view(-1, shape.length), shape, gradient.shape[:2].numel())
+        x = conv.fold(torch.bmm(four, matrix.mT).view(-1, shape.length), shape, gradient.shape[:2].numel())
         return (*weights, unfold_stack(x, stack).movedim(4, 2))
 
 
@@ -163,9 +163,9 @@ class Drawn(Last):
 
     @staticmethod
     def forward(x: Tensor, index: Tensor, bits: Tensor, crop: int, flip: bool) -> Tensor:
-        from coterie.core import kernels
+        from coterie.core.kernels import steps
 
-        return kernels.draw(x, index, bits, crop, flip)
+        return steps.draw(x, index, bits, crop, flip)
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
@@ -187,12 +187,12 @@ class Descent(Last):
     def forward(
         rate: Tensor, active: Tensor | None, lr: float, decay: float, momentum: float, count: int, *given: Tensor
     ) -> tuple[Tensor, ...]:
-        from coterie.core import kernels
+        from coterie.core.kernels import steps
 
         flat = [t.contiguous() for t in given]
         tensors = flat[:count], flat[count : 2 * count], flat[2 * count :]
         rows = None if active is None else active.contiguous()
-        moved, speeds = kernels.descend(*tensors, rate, rows, lr, decay, momentum)
+        moved, speeds = steps.descend(*tensors, rate, rows, lr, decay, momentum)
         return (*moved, *speeds)
 
     @classmethod

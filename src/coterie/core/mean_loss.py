@@ -31,9 +31,9 @@ class CrossEntropy(Stacked):
 
     @staticmethod
     def forward(logits: Tensor, y: Tensor) -> Tensor:
-        from coterie.core import loss_kernels
+        from coterie.core.kernels import loss
 
-        return loss_kernels.cross_entropy(logits, y)
+        return loss.cross_entropy(logits, y)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -47,9 +47,9 @@ class CrossEntropy(Stacked):
 class CrossEntropyGradient(Last):
     @staticmethod
     def forward(gradient: Tensor, logits: Tensor, y: Tensor) -> Tensor:
-        from coterie.core import loss_kernels
+        from coterie.core.kernels import loss
 
-        return loss_kernels.cross_entropy_slope(gradient, logits, y)
+        return loss.cross_entropy_slope(gradient, logits, y)
 
 
 class Mean(Stacked):
@@ -57,9 +57,9 @@ class Mean(Stacked):
 
     @staticmethod
     def forward(values: Tensor, real: Tensor) -> Tensor:
-        from coterie.core import loss_kernels
+        from coterie.core.kernels import loss
 
-        return loss_kernels.mean(values, real)
+        return loss.mean(values, real)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -73,6 +73,6 @@ class Mean(Stacked):
 class MeanGradient(Last):
     @staticmethod
     def forward(gradient: Tensor, real: Tensor) -> Tensor:
-        from coterie.core import loss_kernels
+        from coterie.core.kernels import loss
 
-        return loss_kernels.mean_slope(gradient, real)
+        return loss.mean_slope(gradient, real)

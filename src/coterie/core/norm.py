@@ -27,11 +27,11 @@ class BatchNorm(Stacked):
     @staticmethod
     def forward(x: Tensor, real: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, ...]:
         """With μ and the unbiased σ² (c, C), and what the gradient needs: r (c, C), a sample's share p (c, B)."""
-        from coterie.core import kernels
+        from coterie.core.kernels import norm
 
-        x = kernels.dense(x)
-        mean, inverse, unbiased, share = kernels.moments(x, real, eps)
-        return kernels.normalise(x, mean, inverse, weight, bias), mean, unbiased, inverse, share
+        x = norm.dense(x)
+        mean, inverse, unbiased, share = norm.moments(x, real, eps)
+        return norm.normalise(x, mean, inverse, weight, bias), mean, unbiased, inverse, share
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -55,9 +55,9 @@ class BatchNormGradient(Last):
     def forward(
         gradient: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, share: Tensor, weight: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        from coterie.core import kernels
+        from coterie.core.kernels import norm
 
-        x = kernels.dense(x)
-        gradient = kernels.as_lies(gradient, x)
-        slopes = kernels.norm_slopes(gradient, x, mean, inverse)  # of weight and bias
-        return kernels.unnormalise(gradient, x, mean, inverse, share, weight, *slopes), *slopes
+        x = norm.dense(x)
+        gradient = norm.as_lies(gradient, x)
+        slopes = norm.slopes(gradient, x, mean, inverse)  # of weight and bias
+        return norm.unnormalise(gradient, x, mean, inverse, share, weight, *slopes), *slopes

@@ -1,4 +1,4 @@
-"""Cross entropy and the mean over real samples, as Triton kernels.
+"""Cross entropy and the mean over real samples.
 
 Tiles of cross entropy have samples down and classes across, all of them. A mean is one program's.
 """

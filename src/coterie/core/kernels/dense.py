@@ -1,4 +1,4 @@
-"""What a dense layer does around its matrix product, as Triton kernels. Tiles have samples down and outputs across."""
+"""What a dense layer does around its matrix product. Tiles have samples down and outputs across."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from coterie.core.kernels import activated
+from coterie.core.kernels.activation import activated
 
 TILE = 1024  # numbers of one tile
 NARROW = 32  # outputs across, where a program sees all samples of a client
