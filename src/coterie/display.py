@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from coterie.federation import Round
 
 LONG = 20  # characters of a name that is never broken
+SHORT = 14  # of a few words in one line
 console = Console()
 errors = Console(stderr=True)
 
@@ -106,3 +108,21 @@ def show_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]],
     for row in rows:
         table.add_row(*row)
     console.print(table)
+
+
+def show_groups(groups: Mapping[str, Sequence[Mapping[str, str]]], note: str) -> None:
+    """Rows under the title of each group, their columns under each other; words are not broken."""
+    rows = [row for group in groups.values() for row in group]
+    lines = {name: [line for row in rows for line in (name, *row[name].split("\n"))] for name in rows[0]}
+    for i, (title, group) in enumerate(groups.items()):
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=not i)
+        for name, found in lines.items():
+            words = max(len(word) for line in found for word in line.split())
+            number = all(line[0] in "0123456789-" for line in found if line != name)
+            width = max(words, min(max(map(len, found)), SHORT))
+            table.add_column(name, justify="right" if number else "left", width=width, overflow="fold")
+        for row in group:
+            table.add_row(*row.values())
+        console.print(Text(title, style="bold"))
+        console.print(table, "")
+    console.print(note, highlight=False)

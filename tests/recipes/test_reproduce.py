@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 import coterie
+from coterie import display
 from coterie import reproduce as module
 from coterie.api import Execution
 from coterie.cli import main
@@ -21,7 +23,7 @@ from coterie.core.errors import CoterieError
 from coterie.data import at_hand
 from coterie.display import Lines
 from coterie.federation import History, Round
-from coterie.recipes import Recipe, find, matches, read_recipe
+from coterie.recipes import Recipe, find, matches, read_recipe, recipes
 from coterie.reproduce import cells, chosen_rows, report, reproduce
 from coterie.results import Shelf, accuracies, covers, last_trained, outcome
 
@@ -327,6 +329,19 @@ def test_the_list(tmp_path: Path, here: Path, capsys: pytest.CaptureFixture[str]
     listed = json.loads(capsys.readouterr().out)
     assert [entry["id"] for entry in listed] == [f"P1-T2-{d}" for d in ("CIFAR10", "CINIC10", "EMNIST", "FMNIST")]
     assert (listed[0]["clients"], listed[0]["steps"], listed[0]["at_hand"]) == ([20], 4 * 200 * 20 * 60, False)
+
+
+def test_the_list_fits_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line for each recipe, words not broken, and all of them under the paper they are from."""
+    monkeypatch.setattr(display, "console", Console(width=80))
+    main(["recipes"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) == 80
+    fields = {words[0]: words[1:] for words in (line.split() for line in lines) if words}
+    assert fields.keys() >= {recipe.id for recipe in recipes()}
+    assert fields["P1-T1-FMNIST-100"][:8] == ["Tables", "1", "and", "4", "fashion-mnist", "100", "23", "7.3M"]
+    papers = [line for line in lines if line in {recipe.paper for recipe in recipes()}]
+    assert papers == ["Replication of FedPAC, 2025", "FedPAC, ICLR 2023", "FedReG", "FedCRC", "PFAKD"]
 
 
 def test_compare_tests_its_methods(tmp_path: Path) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
 from coterie.cli.flags import MakeCommand, add_flags, add_format, asked_for, given
-from coterie.cli.lists import show_list
 
 
 def add_commands(command: MakeCommand, argv: list[str]) -> None:
@@ -56,9 +56,17 @@ def do_recipes(chosen: argparse.Namespace) -> None:
     listed = [listing(r, getattr(chosen, "data_dir", None)) for r in recipes() if matches(r, words)]
     if not listed:
         raise CoterieError(f"no recipe has '{' '.join(words)}' in it; `coterie recipes` lists all")
-    if not hasattr(chosen, "json"):
-        listed = [{**r, **shortened(r)} for r in listed]
-    show_list(chosen, "Recipes", listed, ("id", "from", "dataset", "clients", "methods", "steps", "at hand"))
+    if hasattr(chosen, "json"):
+        print(json.dumps(listed, indent=2, default=str))
+        return
+    from coterie.display import show_groups
+
+    groups: dict[str, list[dict[str, str]]] = {}
+    for recipe in listed:
+        groups.setdefault(recipe["paper"], []).append(shortened(recipe))
+    show_groups(
+        groups, "Steps: of SGD, of all clients and methods. Data: whether the dataset was found. --json tells more."
+    )
 
 
 def do_reproduce(chosen: argparse.Namespace) -> None:

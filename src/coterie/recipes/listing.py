@@ -36,14 +36,14 @@ def matches(recipe: Recipe, words: Sequence[str]) -> bool:
 
 
 def shortened(recipe: dict[str, Any]) -> dict[str, str]:
-    """The same in a few words for each column of a terminal."""
-    methods, more = recipe["methods"], len(recipe["methods"]) - 1
-    steps = f"{recipe['steps'] / 1e6:.1f} M" if recipe["methods"] else "-"
+    """The same in a word or two for each column of a terminal."""
+    clients = [str(n) for n in recipe["clients"]]
     return {
-        "from": f"{recipe['paper'].split(',')[0]}, {recipe['place']}",
-        "dataset": ", ".join(recipe["dataset"]),
-        "clients": ", ".join(map(str, recipe["clients"])),
-        "methods": f"{methods[-1]} and {more} more" if more > 1 else ", ".join(methods) or "-",
-        "steps": steps,
-        "at hand": "yes" if recipe["at_hand"] else "no",
+        "id": recipe["id"],
+        "where": recipe["place"],
+        "dataset": "\n".join(recipe["dataset"]),
+        "clients": "-".join(clients[:1] + clients[1:][-1:]),
+        "methods": str(len(recipe["methods"]) or "-"),
+        "steps": f"{recipe['steps'] / 1e6:.1f}M" if recipe["methods"] else "-",
+        "data": "here" if recipe["at_hand"] else "-",
     }
