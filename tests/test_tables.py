@@ -9,6 +9,7 @@ import pytest
 
 from coterie.comparison import comparison, paired_tests
 from coterie.core.errors import CoterieError
+from coterie.display import widths
 from coterie.tables import Table, as_csv, latex, markdown, show
 
 TABLE = Table("A & B", ["method", "95 %"], [["Fed_PAC", "81.1 ± 0.2"], ['a|b, "c"', "-"]], "See #1.")
@@ -69,3 +70,11 @@ def test_only_what_both_have_is_paired() -> None:
     assert [row[:3] for row in table.rows] == [["B", "-10.00", "1"]]
     with pytest.raises(CoterieError, match="test against"):
         paired_tests(samples, "D", "t")
+
+
+def test_a_narrow_terminal_breaks_few_lines_and_no_words() -> None:
+    columns = [["method", "a long name", "b", "c"], ["verdict", "not run", "not run", "not run"]]
+    assert widths(columns, 20) == [11, 7]
+    assert widths(columns, 19) == [10, 7]  # one line is broken there, three in the other
+    assert widths(columns, 15) == [6, 7]
+    assert widths(columns, 5) == [6, 7]  # words are not broken here

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -14,8 +15,8 @@ from rich.text import Text
 
 from coterie.federation import Round
 
-LONG = 20  # characters of a name that is never broken
-SHORT = 14  # of a few words in one line
+GAP = 2  # characters between columns
+WORDS = ("about", "from", "where", "dataset", "data")  # columns of words, which begin at the left
 console = Console()
 errors = Console(stderr=True)
 
@@ -100,29 +101,43 @@ def watcher(title: str, rounds: int, quiet: bool = False) -> Watcher:
 
 
 def show_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
-    table = Table(title=title, title_justify="left", caption=note or None, caption_justify="left")
-    for i, name in enumerate(header):
-        words = i == 0 or name in ("about", "from")
-        whole = i == 0 and all(len(row[i]) <= LONG for row in rows)
-        table.add_column(name, justify="left" if words else "right", overflow="fold", no_wrap=whole)
+    table = light([[name, *(row[i] for row in rows)] for i, name in enumerate(header)])
+    table.title, table.caption = title, note or None
     for row in rows:
         table.add_row(*row)
     console.print(table)
 
 
 def show_groups(groups: Mapping[str, Sequence[Mapping[str, str]]], note: str) -> None:
-    """Rows under the title of each group, their columns under each other; words are not broken."""
+    """Rows under the title of each group, their columns under each other."""
     rows = [row for group in groups.values() for row in group]
-    lines = {name: [line for row in rows for line in (name, *row[name].split("\n"))] for name in rows[0]}
     for i, (title, group) in enumerate(groups.items()):
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=not i)
-        for name, found in lines.items():
-            words = max(len(word) for line in found for word in line.split())
-            number = all(line[0] in "0123456789-" for line in found if line != name)
-            width = max(words, min(max(map(len, found)), SHORT))
-            table.add_column(name, justify="right" if number else "left", width=width, overflow="fold")
+        table = light([[name, *(row[name] for row in rows)] for name in rows[0]])
+        table.show_header = not i
         for row in group:
             table.add_row(*row.values())
         console.print(Text(title, style="bold"))
         console.print(table, "")
     console.print(note, highlight=False)
+
+
+def light(columns: Sequence[Sequence[str]]) -> Table:
+    """A table to be filled, with columns for these texts, names first."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0))
+    table.title_justify = table.caption_justify = "left"
+    for i, (width, texts) in enumerate(zip(widths(columns, console.width), columns, strict=True)):
+        words = i == 0 or texts[0] in WORDS
+        table.add_column(texts[0], justify="left" if words else "right", width=width, overflow="fold")
+    return table
+
+
+def widths(columns: Sequence[Sequence[str]], room: int) -> list[int]:
+    """Of columns with these texts, in so many characters, if that can be without breaking words."""
+    lines = [[len(line) for text in texts for line in text.split("\n")] for texts in columns]
+    least = [max((len(word) for text in texts for word in text.split()), default=0) for texts in columns]
+    found = [max(lengths) for lengths in lines]
+    while sum(found) + GAP * (len(found) - 1) > room and found != least:
+        can = [i for i in range(len(found)) if found[i] > least[i]]
+        narrower = min(can, key=lambda i: (sum(n >= found[i] for n in lines[i]), -found[i]))  # breaks fewest lines
+        found[narrower] -= 1
+    return found

@@ -27,6 +27,7 @@ from coterie.tables import Table
 
 log = logging.getLogger("coterie")
 NEAR = 1.5  # points
+MET = "met"  # the verdict on what is as near
 Watching = Callable[[str, int], AbstractContextManager[Callable[[Round], None]]]  # title and rounds -> who looks on
 
 
@@ -222,7 +223,7 @@ def beside(recipe: Recipe, rows: Sequence[Row], found: Found, rounds: int | None
     taken = {"last": "of the last round", "best": "of the best round", "mean of last 10": "mean of the last ten rounds"}
     note = [
         f"Accuracy in percent, {taken[recipe.report]}; every {recipe.average[:-1]} counts the same. 95 %: half of the "
-        f"interval over seeds, by Student's t. Verdict: within {NEAR} points of the published number, or off; reduced: "
+        f"interval over seeds, by Student's t. Verdict: met is within {NEAR} points of the published number; reduced: "
         "other rounds than the paper's, so not comparable.",
         *recipe.notes,
     ]
@@ -256,7 +257,7 @@ def compared(published: Published | None, scores: Sequence[float], reduced: bool
     if reduced or published is None:
         return Comparison(published, ours, None, "reduced" if reduced else "-")
     difference = ours.mean - published.mean
-    return Comparison(published, ours, difference, f"within {NEAR}" if abs(difference) <= NEAR + 1e-9 else "off")
+    return Comparison(published, ours, difference, MET if abs(difference) <= NEAR + 1e-9 else "off")
 
 
 def published_text(published: Published | None) -> str:

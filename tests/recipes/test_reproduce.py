@@ -188,7 +188,7 @@ def test_the_table_by_hand(recipe: Recipe, tmp_path: Path) -> None:
     line = dict(zip(table.header, table.rows[0], strict=True))
     assert line == {
         "method": "Alone", "epochs": "1", "published": "50.00", "ours": "51.50", "std": "0.50", "95 %": "1.24",
-        "difference": "+1.50", "verdict": "within 1.5", "seeds": "3", "read at": "post",
+        "difference": "+1.50", "verdict": "met", "seeds": "3", "read at": "post",
     }  # fmt: skip
     assert table.rows[2][2:9] == ["-", "71.50", "0.50", "1.24", "-", "-", "3"]
     assert table.rows[1][7] == "not run"

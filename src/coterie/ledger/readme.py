@@ -7,7 +7,7 @@ from typing import NamedTuple
 from coterie.core.errors import CoterieError
 from coterie.ledger.files import Files
 from coterie.ledger.sections import Cell, cells, origins, ours_text, seeds
-from coterie.reproduce import NEAR, published_text
+from coterie.reproduce import MET, NEAR, published_text
 from coterie.results import accuracies, seconds_alone
 from coterie.tables import Table, markdown
 
@@ -144,7 +144,7 @@ def verdicts(files: Files, shown: list[Cell], words: Words) -> str:
 
 
 def near(cell: Cell) -> bool:
-    return cell.comparison.verdict == f"within {NEAR}"
+    return cell.comparison.verdict == MET
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
