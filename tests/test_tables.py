@@ -72,9 +72,11 @@ def test_only_what_both_have_is_paired() -> None:
         paired_tests(samples, "D", "t")
 
 
-def test_a_narrow_terminal_breaks_few_lines_and_no_words() -> None:
+def test_a_narrow_terminal_breaks_few_lines_and_words_last() -> None:
     columns = [["method", "a long name", "b", "c"], ["verdict", "not run", "not run", "not run"]]
     assert widths(columns, 20) == [11, 7]
     assert widths(columns, 19) == [10, 7]  # one line is broken there, three in the other
     assert widths(columns, 15) == [6, 7]
-    assert widths(columns, 5) == [6, 7]  # words are not broken here
+    assert widths(columns, 10) == [6, 2]
+    assert widths(columns, 5) == [6, 1]  # nor is a word of the first
+    assert widths([["日本語"]], 80) == [6]

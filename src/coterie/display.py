@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -132,12 +133,14 @@ def light(columns: Sequence[Sequence[str]]) -> Table:
 
 
 def widths(columns: Sequence[Sequence[str]], room: int) -> list[int]:
-    """Of columns with these texts, in so many characters, if that can be without breaking words."""
-    lines = [[len(line) for text in texts for line in text.split("\n")] for texts in columns]
-    least = [max((len(word) for text in texts for word in text.split()), default=0) for texts in columns]
+    """Of columns with these texts, in so many characters. Words are broken last, and none in the first column."""
+    lines = [[cell_len(line) for text in texts for line in text.split("\n")] for texts in columns]
+    least = [max((cell_len(word) for text in texts for word in text.split()), default=0) for texts in columns]
     found = [max(lengths) for lengths in lines]
     while sum(found) + GAP * (len(found) - 1) > room and found != least:
         can = [i for i in range(len(found)) if found[i] > least[i]]
         narrower = min(can, key=lambda i: (sum(n >= found[i] for n in lines[i]), -found[i]))  # breaks fewest lines
         found[narrower] -= 1
+    while sum(found) + GAP * (len(found) - 1) > room and max(found[1:], default=1) > 1:
+        found[found.index(max(found[1:]), 1)] -= 1
     return found

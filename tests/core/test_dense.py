@@ -154,3 +154,29 @@ def test_a_model_without_convolutions_still_normalises_its_samples() -> None:
     model = make_model(network, (2, 2, 2), 3, Transform((0.4, 0.5), (0.2, 0.3)))
     x = torch.randint(0, 256, (5, 2, 2, 2), dtype=torch.uint8)
     torch.testing.assert_close(fuse(model)(model.start, x), model(model.start, x), rtol=0, atol=1e-13)
+
+
+def test_what_is_not_as_torch_has_it_is_left_alone() -> None:
+    """Hooks that would not be called, and activations with a forward of their own."""
+
+    class Clipped(nn.ReLU):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).clamp_max(0.1)
+
+    def heard(layer: nn.Module) -> nn.Module:
+        layer.register_forward_hook(lambda module, given, out: 2 * out)
+        return layer
+
+    for chain in (
+        [heard(nn.Linear(3, 5)), nn.ReLU()],
+        [nn.Linear(3, 5), heard(nn.ReLU())],
+        [nn.Linear(3, 5), Clipped()],
+        [heard(nn.Linear(3, 5))],
+    ):
+        net, x = nn.Sequential(*chain).double(), random(4, 3)
+        torch.testing.assert_close(dense.fuse(copy.deepcopy(net))(x), net(x))
+
+
+def test_no_samples_have_no_gradient() -> None:
+    made, expected = (passed(layer, w, torch.zeros(0, 3).double()) for w in [weights()] for layer in layers(nn.ReLU()))
+    assert_same(made, expected)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from coterie.core import mean_loss, stacks
+from coterie.core.errors import CoterieError
 from coterie.core.kernels import loss
 from coterie.core.local import Batch
 from coterie.core.losses import balanced_cross_entropy, cross_entropy
@@ -16,7 +17,8 @@ from coterie.core.losses import balanced_cross_entropy, cross_entropy
 
 @pytest.fixture(autouse=True)
 def fused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacks, "usable", lambda device: True)
+    """Also of one client alone."""
+    monkeypatch.setattr(stacks, "side_by_side", lambda t: True)
 
 
 def torchs(logits: Tensor, y: Tensor) -> Tensor:
@@ -117,3 +119,18 @@ def test_means_are_those_of_the_real_samples(batch: int) -> None:
 def test_a_value_for_all_samples_is_its_own_mean() -> None:
     value, slope = mean_and_slope(torch.tensor(2.5), torch.tensor([True, False, True]))
     assert (float(value), float(slope)) == (2.5, 3.0)
+
+
+def test_second_derivatives_of_one_client_and_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One alone has them, as torch computes it; of several it is said that they cannot be had."""
+    monkeypatch.undo()
+    monkeypatch.setattr(stacks, "usable", lambda device: True)
+    logits, y = torch.randn(2, 5, 3, dtype=torch.float64), torch.randint(0, 3, (2, 5))
+
+    def twice(u: Tensor, y: Tensor, f: object = cross_entropy) -> Tensor:
+        made: Tensor = grad(lambda v: slope(f, v, y, v[:, 0]).square().sum())(u)
+        return made
+
+    torch.testing.assert_close(twice(logits[0], y[0]), twice(logits[0], y[0], torchs))
+    with pytest.raises(CoterieError, match="use clients=looped"):
+        vmap(twice)(logits, y)

@@ -332,7 +332,7 @@ def test_the_list(tmp_path: Path, here: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_the_list_fits_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line for each recipe, words not broken, and all of them under the paper they are from."""
+    """Words are not broken, and recipes are under the paper they are from."""
     monkeypatch.setattr(display, "console", Console(width=80))
     main(["recipes"])
     lines = capsys.readouterr().out.splitlines()

@@ -35,14 +35,21 @@ def is_chain(part: nn.Module) -> TypeGuard[nn.Sequential]:
 
 def fusible(layer: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether it is a dense layer as torch has it."""
-    return type(layer) is nn.Linear and layer.bias is not None and not layer._forward_pre_hooks
+    return type(layer) is nn.Linear and layer.bias is not None and untouched(layer)
+
+
+def untouched(layer: nn.Module) -> bool:
+    """Whether nobody listens to it: hooks would not be called."""
+    return not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
 
 
 def slope_of(activation: nn.Module | None) -> float | None:
     """Below zero; None: it is no activation that can be fused."""
-    if isinstance(activation, nn.ReLU):
+    if activation is None or not untouched(activation):
+        return None
+    if type(activation) is nn.ReLU:
         return 0.0
-    if isinstance(activation, nn.LeakyReLU) and activation.negative_slope >= 0:  # what comes out has the same sign
+    if type(activation) is nn.LeakyReLU and activation.negative_slope >= 0:  # what comes out has the same sign
         return activation.negative_slope
     return None
 

@@ -65,6 +65,8 @@ def fusible(layers: nn.Sequential, at: int) -> bool:
         and type(pooling) is nn.MaxPool2d
         and (pooling.kernel_size, pooling.stride, pooling.padding, pooling.dilation) == (2, 2, 0, 1)
         and not (pooling.ceil_mode or pooling.return_indices)
+        and dense.untouched(conv)
+        and dense.untouched(pooling)
         and dense.slope_of(activation) is not None
     )
 

@@ -60,7 +60,7 @@ class Batch(NamedTuple):
         """Over the real samples of (B,) values."""
         if self.real is None:
             return values.mean()
-        if stacks.usable(values.device):
+        if stacks.side_by_side(values):
             return mean_loss.mean(values.expand_as(self.real), self.real)
         return torch.where(self.real, values, 0.0).sum() / self.real.sum().clamp_min(1)
 

@@ -12,7 +12,7 @@ from coterie.core import mean_loss, stacks, tree
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    if stacks.usable(logits.device) and logits.shape[1] <= mean_loss.MOST:
+    if stacks.side_by_side(logits) and logits.shape[1] <= mean_loss.MOST:
         return mean_loss.cross_entropy(logits, y)
     return -F.log_softmax(logits, 1).gather(1, y[:, None]).squeeze(1)  # (B,)
 

@@ -84,16 +84,16 @@ class Recorder(ABC):
 
 
 @cache
-def stream(device: torch.device) -> torch.cuda.Stream:
+def stream(gpu: int) -> torch.cuda.Stream:
     """For all recordings of a process: each new one would keep 64 MB of workspace for products, for good."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return torch.cuda.Stream(gpu)  # type: ignore[no-untyped-call]
 
 
 class CudaGraphs(Recorder):
     """On one GPU."""
 
     def __init__(self, device: torch.device) -> None:
-        self.stream = stream(device)
+        self.stream = stream(torch.cuda.current_device() if device.index is None else device.index)
         self.pools = [torch.cuda.graph_pool_handle() for _ in (STRETCH, STEP)]
         self.firsts = [self._first(kind, device) for kind in (STRETCH, STEP)]  # the pools are there as long as these
 

@@ -7,11 +7,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _functorch as functorch
+
+from coterie.core.errors import CoterieError
 
 
 def usable(device: torch.device) -> bool:
     """Whether Triton's kernels run there."""
     return device.type == "cuda" and importlib.util.find_spec("triton") is not None
+
+
+def side_by_side(t: Tensor) -> bool:
+    """Whether they run there, and this is of several clients: one alone may be asked for second derivatives."""
+    if not usable(t.device):
+        return False
+    while functorch.is_functorch_wrapped_tensor(t) and not functorch.is_batchedtensor(t):
+        t = functorch.get_unwrapped(t)
+    return functorch.is_batchedtensor(t)
 
 
 def call(function: Any, *given: Any) -> Any:
@@ -41,6 +53,10 @@ class Last(Stacked):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         pass
 
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise CoterieError("a GPU has no gradient of a gradient for clients side by side; use clients=looped")
+
 
 def unfold_stack(t: Tensor, count: int) -> Tensor:
     """(v c, ...) as (v, c, ...)."""
@@ -54,4 +70,5 @@ def in_front(t: Tensor, dim: int | None, count: int) -> Tensor:
 def compute_type(weight: Tensor) -> torch.dtype:
     """Of products with it."""
     kind = weight.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+    lowered = torch.is_autocast_enabled(kind) and weight.dtype != torch.float64  # which autocast leaves alone
+    return torch.get_autocast_dtype(kind) if lowered else weight.dtype

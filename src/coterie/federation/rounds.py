@@ -226,6 +226,7 @@ def settled(
     answers = sift(returned._replace(finite=finite), turn, max_left_out)
     if hoped and not answers.left_out:
         return answers, hoped[0], told
+    hoped = None  # it may be large
     after, told = settle(answers)
     return answers, after, tree.fetched(told)
 

@@ -111,7 +111,7 @@ def four_places(weight: Tensor, bias: Tensor, shape: Geometry, dtype: torch.dtyp
     matrix = torch.empty(stack, shape.length, 4, outputs, dtype=dtype, device=weight.device)
     across = triton.next_power_of_2(4 * outputs)
     down = max(TILE // across, 1)
-    _four_places[(triton.cdiv(shape.length, down), stack)](
+    _four_places[(stack, triton.cdiv(shape.length, down))](
         weight.contiguous(),
         bias.contiguous(),
         matrix,
@@ -133,7 +133,7 @@ def from_four_places(matrix: Tensor, shape: Geometry, dtype: torch.dtype) -> tup
     across = triton.next_power_of_2(outputs)
     down = max(TILE // across // 8, 1)
     numbers = shape.channels * shape.kernel**2
-    _from_four_places[(triton.cdiv(numbers + 1, down), stack)](
+    _from_four_places[(stack, triton.cdiv(numbers + 1, down))](
         matrix, weight, bias, parts, shape.channels, shape.kernel, outputs, shape.length, down, across
     )
     return weight, bias
@@ -225,8 +225,7 @@ def _unpool(
     inside = (pixel < count) & (channel < channels)
     at = pixel * channels + channel
     g = tl.load(gradient + at, mask=inside, other=0.0)
-    positive = tl.load(out + at, mask=inside, other=0.0) > 0
-    g = tl.where(positive, g, (g * SLOPE).to(g.dtype))
+    g = activated(g, tl.load(out + at, mask=inside, other=0.0), SLOPE).to(four.dtype.element_ty)
     which = tl.load(winner + at, mask=inside, other=0).to(tl.int32)
     first = four + pixel * (4 * channels) + channel
     for group in tl.static_range(4):
@@ -240,9 +239,9 @@ def _four_places(
     DOWN: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
     SIDE: tl.constexpr = KERNEL + 1
-    entry = (tl.program_id(0) * DOWN + tl.arange(0, DOWN))[:, None]
+    entry = (tl.program_id(1) * DOWN + tl.arange(0, DOWN))[:, None]
     place = tl.arange(0, ACROSS)[None, :]
-    client = tl.program_id(1).to(tl.int64)
+    client = tl.program_id(0).to(tl.int64)
     group, output = place // OUTPUTS, place % OUTPUTS
     i, j = entry // (CHANNELS * SIDE) - group // 2, entry // CHANNELS % SIDE - group % 2
     inside = (entry < LENGTH) & (place < 4 * OUTPUTS)
@@ -263,9 +262,9 @@ def _from_four_places(
 ):  # fmt: skip
     SIDE: tl.constexpr = KERNEL + 1
     NUMBERS: tl.constexpr = CHANNELS * KERNEL * KERNEL
-    number = (tl.program_id(0) * DOWN + tl.arange(0, DOWN))[:, None]  # (channel, i, j), or the bias
+    number = (tl.program_id(1) * DOWN + tl.arange(0, DOWN))[:, None]  # (channel, i, j), or the bias
     output = tl.arange(0, ACROSS)[None, :]
-    client = tl.program_id(1).to(tl.int64)
+    client = tl.program_id(0).to(tl.int64)
     channel, i, j = number // (KERNEL * KERNEL), number // KERNEL % KERNEL, number % KERNEL
     inside = (number <= NUMBERS) & (output < OUTPUTS)
     wide: tl.constexpr = tl.float64 if weight.dtype.element_ty == tl.float64 else tl.float32

@@ -31,8 +31,8 @@ def slopes(gradient: Tensor, out: Tensor | None, slope: float, dtype: torch.dtyp
     through = gradient if out is None else torch.empty_like(gradient)
     bias = torch.empty(stack, outputs, dtype=dtype, device=gradient.device)
     across = min(triton.next_power_of_2(outputs), NARROW)
-    down = min(triton.next_power_of_2(batch), TILE // across)
-    _slopes[(triton.cdiv(outputs, across), stack)](
+    down = min(triton.next_power_of_2(max(batch, 1)), TILE // across)
+    _slopes[(stack, triton.cdiv(outputs, across))](
         gradient, gradient if out is None else out.contiguous(), through, bias, batch, outputs,
         slope, out is not None, down, across,
     )  # fmt: skip
@@ -56,8 +56,8 @@ def _slopes(
     gradient, out, through, bias, batch, outputs,
     SLOPE: tl.constexpr, ACTIVATED: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    client = tl.program_id(1).to(tl.int64)
-    output = tl.program_id(0) * ACROSS + tl.arange(0, ACROSS)  # (A,)
+    client = tl.program_id(0).to(tl.int64)
+    output = tl.program_id(1) * ACROSS + tl.arange(0, ACROSS)  # (A,)
     wide: tl.constexpr = tl.float64 if bias.dtype.element_ty == tl.float64 else tl.float32
     total = tl.zeros((DOWN, ACROSS), wide)
     for start in range(0, batch, DOWN):
