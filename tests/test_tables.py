@@ -80,3 +80,9 @@ def test_a_narrow_terminal_breaks_few_lines_and_words_last() -> None:
     assert widths(columns, 10) == [6, 2]
     assert widths(columns, 5) == [6, 1]  # nor is a word of the first
     assert widths([["日本語"]], 80) == [6]
+
+
+def test_brackets_in_names_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    show([Table("[a]", ["client"], [["[red]ward[/red]"], ["[/x]"]], "[b]")])
+    told = capsys.readouterr().out
+    assert all(words in told for words in ("[a]", "[red]ward[/red]", "[/x]", "[b]"))

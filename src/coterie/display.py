@@ -103,10 +103,10 @@ def watcher(title: str, rounds: int, quiet: bool = False) -> Watcher:
 
 def show_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
     table = light([[name, *(row[i] for row in rows)] for i, name in enumerate(header)])
-    table.title, table.caption = title, note or None
+    table.title, table.caption = Text(title), Text(note) if note else None
     for row in rows:
-        table.add_row(*row)
-    console.print(table)
+        table.add_row(*map(Text, row))
+    console.print(table, "")
 
 
 def show_groups(groups: Mapping[str, Sequence[Mapping[str, str]]], note: str) -> None:
@@ -116,7 +116,7 @@ def show_groups(groups: Mapping[str, Sequence[Mapping[str, str]]], note: str) ->
         table = light([[name, *(row[name] for row in rows)] for name in rows[0]])
         table.show_header = not i
         for row in group:
-            table.add_row(*row.values())
+            table.add_row(*map(Text, row.values()))
         console.print(Text(title, style="bold"))
         console.print(table, "")
     console.print(note, highlight=False)
