@@ -49,7 +49,6 @@ def test_precisions_learn_alike(precision: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if kind.batched])
 def test_a_round_waits_once(name: str) -> None:
-    """And FedPAC once more, for its quadratic programs; no client is so small that they need the moments themselves."""
     method, data = toy.method(name), toy.toy(train=(13, 20, 9, 31, 16))
     clients, settings = Batched(method, toy.model(torch.float32), data, 7, "cuda"), Settings(rounds=9, seed=7)
     server = method.server_init(clients.model, clients.census)
@@ -67,7 +66,7 @@ def test_a_round_waits_once(name: str) -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     waits = [w for w in said if "called a synchronizing CUDA operation" in str(w.message)]
-    assert len(waits) == (2 if name == "fedpac" else 1), [f"{w.filename}:{w.lineno}" for w in waits]
+    assert len(waits) == 1, [f"{w.filename}:{w.lineno}" for w in waits]
     assert record.seconds.keys() == {"send", "train", "evaluate", "receive"}
     assert 0 < record.seconds["train"] < sum(record.seconds.values()) < seconds
     assert all(t.device.type == "cpu" and not t.is_pinned() for t in tree.leaves((record.scores, record.report)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import daqp
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from coterie.core import simplex
+from coterie.core import hope, simplex
 from coterie.core.simplex import SimplexError, head_weights, kkt_residual
 
 F64 = torch.float64
@@ -303,9 +305,54 @@ def test_a_wrong_answer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         head_weights(h, v)
 
 
+# One kernel for all clients
+
+
+def in_one_kernel(h: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights, and whether they are good enough."""
+    with hope.collected() as conditions:
+        weights = simplex._hoped(h, v)
+    (good,) = conditions
+    return weights.cpu(), good.cpu()
+
+
+@pytest.mark.parametrize(("clients", "seed"), [(1, 0), (2, 1), (6, 2), (6, 7)])
+def test_one_kernel_finds_the_same(clients: int, seed: int) -> None:
+    h, v = random_clients(seed, clients)
+    weights, good = in_one_kernel(h, v)
+    assert good
+    torch.testing.assert_close(weights, head_weights(h, v), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("bad", [(float("nan"), 1.0), (1.0, float("inf")), (1.0, -1e-9), (1e200, 1.0)])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, which stands for a GPU
+def test_one_kernel_does_not_vouch_for_nonsense(bad: tuple[float, float]) -> None:
+    h, v = random_clients(0, 3)
+    h[1, 2], v[0] = bad
+    assert not in_one_kernel(h, v)[1]
+
+
 @pytest.mark.gpu
-def test_same_on_the_gpu() -> None:
-    h, v = random_clients(0, 30)
-    weights = head_weights(h.cuda(), v.cuda())
-    assert weights.is_cuda
-    torch.testing.assert_close(weights.cpu(), head_weights(h, v), rtol=0, atol=1e-10)
+@pytest.mark.parametrize("clients", [1, 2, 20, 30, 64, 100, 128, 129])
+@pytest.mark.parametrize("make", [label_skewed, lambda clients: random_clients(5, clients)], ids=["skewed", "random"])
+def test_same_on_the_gpu(clients: int, make: Callable[[int], tuple[Tensor, Tensor]]) -> None:
+    h, v = make(clients)
+    expected = head_weights(h, v)
+    assert head_weights(h.cuda(), v.cuda()).is_cuda
+    torch.testing.assert_close(head_weights(h.cuda(), v.cuda()).cpu(), expected, rtol=0, atol=1e-10)
+    with hope.collected() as conditions:
+        hoped = head_weights(h.cuda(), v.cuda())
+    assert [bool(good) for good in conditions] == [True] * (clients <= 128)
+    torch.testing.assert_close(hoped.cpu(), expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.gpu
+def test_degenerate_programs_on_the_gpu() -> None:
+    """What the kernel vouches for is right; that is most of them."""
+    generator, vouched = torch.Generator().manual_seed(3), 0
+    for _ in range(100):
+        h, v = degenerate(generator)
+        weights, good = in_one_kernel(h.cuda(), v.cuda())
+        vouched += bool(good)
+        assert not good or kkt_residual(weights, h, v).max() <= 1e-8
+    assert vouched > 50

@@ -109,7 +109,7 @@ class Calls:
         Path("x"),
         bytearray(b"x"),
     ],
-    ids=repr,
+    ids=lambda attack: attack.call[0].__name__ if isinstance(attack, Calls) else repr(attack),
 )
 @pytest.mark.parametrize("protocol", [0, 2, 4])
 def test_pickle_with_anything_else_is_refused(tmp_path: Path, attack: object, protocol: int) -> None:

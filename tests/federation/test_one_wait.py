@@ -9,7 +9,9 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from coterie.core import tree
+from coterie.clients import Answers, Turn
+from coterie.clients.base import Returned
+from coterie.core import hope, tree
 from coterie.core.errors import CoterieError, Diverged
 from coterie.federation import History, Round, Settings, federate, rounds
 from coterie.federation.newcomers import meet
@@ -170,3 +172,27 @@ def test_a_gpu_tells_its_own_times(monkeypatch: pytest.MonkeyPatch) -> None:
         with clock.time(phase):
             pass
     assert clock.seconds == {"train": pytest.approx(0.12), "receive": pytest.approx(0.05)}
+
+
+@pytest.mark.parametrize("good", [True, False])
+@pytest.mark.usefixtures("hoping")
+def test_what_was_hoped_in_vain_is_done_again(good: bool) -> None:
+    asked = []
+
+    def settle(answers: Answers) -> tuple[str, rounds.Told]:
+        asked.append(hope.allowed())
+        if hope.allowed():
+            hope.that(torch.tensor(True))
+            hope.that(torch.tensor(good))
+            return "hoped", rounds.Told({}, {}, {"a": torch.zeros(1)})
+        return "sure", rounds.Told({}, {}, {"a": torch.ones(1)})
+
+    returned = Returned(torch.arange(2), {"w": torch.zeros(2, 3)}, torch.tensor([True, True]))
+    _, made, told = rounds.settled(returned, Turn(0), 0.5, settle)
+    assert (made, told.report["a"].item(), asked) == (("hoped", 0, [True]) if good else ("sure", 1, [True, False]))
+
+
+def test_nothing_is_hoped_for_where_nobody_asks_again() -> None:
+    assert not hope.allowed()
+    with pytest.raises(ValueError, match="again"):
+        hope.that(torch.tensor(True))

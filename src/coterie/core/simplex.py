@@ -13,7 +13,9 @@ when no x_j lies behind it: (M a)_j = <p, x_j> >= |p|^2 for all j. By how much t
 It has no unit, so one tolerance serves features of every scale, and one client with huge features hides nobody.
 
 Every M is made of entries of one Gram matrix. It is all that leaves the device of the moments, unless its rounding
-errors could hide a wrong answer: then gradients are made from the moments themselves.
+errors could hide a wrong answer: then gradients are made from the moments themselves. Not even the Gram matrix leaves
+a GPU that does not have to be waited for (core/hope.py): there one kernel looks for the answer, and if what it found
+is not good enough, all is done again here.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from coterie.core import hope, stacks
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -53,6 +57,11 @@ def head_weights(moments: Tensor, variances: Tensor) -> Tensor:
     Returns (S, S) float64 on the device of the moments: row i = weights of client i, exact to TOLERANCE.
     Raises ValueError for input that is not finite or negative variances, SimplexError if the check fails.
     """
+    if hope.allowed() and stacks.usable(moments.device):
+        from coterie.core.kernels.exchange import MOST
+
+        if len(moments) <= MOST:
+            return _hoped(moments, variances)
     with _one_thread():
         programs = _programs(moments, variances)
         weights = _exchange(programs)
@@ -65,6 +74,18 @@ def head_weights(moments: Tensor, variances: Tensor) -> Tensor:
             f"head weights of client {residual.argmax()}: residual {residual.max():.1e} is above {TOLERANCE:.0e}"
         )
     return torch.from_numpy(weights).to(moments.device, non_blocking=True)
+
+
+def _hoped(moments: Tensor, variances: Tensor) -> Tensor:
+    """The same by one kernel, which nobody waits for: that it is right is hoped."""
+    from coterie.core.kernels.exchange import exchange
+
+    h, gram, v = _gram(moments, variances)
+    first = int(FIRST * len(h) ** 0.5)
+    weights, residual = exchange(_scaled(gram, v), first, GROWTH, LEAPS, AIM, NOISE, _worst(h))
+    sound = gram.isfinite().all() & (v >= 0).all() & weights.isfinite().all()
+    hope.that(sound & (residual <= TOLERANCE).all())
+    return weights
 
 
 @contextmanager
@@ -100,45 +121,65 @@ def kkt_residual(weights: Tensor, moments: Tensor, variances: Tensor) -> Tensor:
     return torch.from_numpy(_residual(_programs(moments, variances), a, fresh=True)).to(moments.device)
 
 
+class Scaled(NamedTuple):
+    """The programs of S clients, where their Gram matrix is. The unit changes no weights."""
+
+    unit: Tensor  # () of |h|^2 and all that follows
+    gram: Tensor  # (S, S) <h_j, h_l>
+    v: Tensor  # (S,)
+    size: Tensor  # (S,) |h_j|
+    lengths: Tensor  # (S, S) |x_j| in program i
+    cross: Tensor  # (S, S): D_i[j, l] = gram[j, l] - cross[i, j] - cross[i, l]
+    diagonal: Tensor  # (S, S): v_j in program i, lifted so that no rounding error makes M singular
+
+
 class Programs(NamedTuple):
-    """The programs of S clients, on the host but for h. The unit changes no weights."""
+    """The same on the host, but for h."""
 
     h: Tensor  # (S, K*d), one of the clients is 0
-    unit: float  # of |h|^2 and all that follows
-    gram: Array  # (S, S) <h_j, h_l>
-    v: Array  # (S,)
-    size: Array  # (S,) |h_j|
-    lengths: Array  # (S, S) |x_j| in program i
-    cross: Array  # (S, S): D_i[j, l] = gram[j, l] - cross[i, j] - cross[i, l]
-    diagonal: Array  # (S, S): v_j in program i, lifted so that no rounding error makes M singular
+    unit: Array
+    gram: Array
+    v: Array
+    size: Array
+    lengths: Array
+    cross: Array
+    diagonal: Array
 
 
 def _programs(moments: Tensor, variances: Tensor) -> Programs:
+    h, gram, v = _gram(moments, variances)
+    packed = torch.cat([gram, v[:, None]], 1).cpu()  # the only transfer, and synchronisation, of most calls
+    if not packed.isfinite().all():
+        raise ValueError("moments and variances must be finite, their squares too")
+    if packed[:, -1].min() < 0:
+        raise ValueError("variances must not be negative")
+    return Programs(h, *(t.numpy() for t in _scaled(packed[:, :-1], packed[:, -1])))
+
+
+def _gram(moments: Tensor, variances: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """h (S, K*d), its Gram matrix, and v."""
     h = moments.detach().flatten(1).to(torch.float64)
     v = variances.detach().to(h.device, torch.float64)
     if v.shape != h.shape[:1] or len(h) == 0:
         raise ValueError(f"one variance for each client: {tuple(v.shape)} for moments {tuple(moments.shape)}")
     apart = (h - h.mean(0)).square().sum(1)
     h = h - h[apart.argsort()[len(h) // 2 :][:1]]  # an ordinary client is 0: the mean may be far from all of them
-    packed = torch.cat([h @ h.T, v[:, None]], 1).cpu().numpy()  # the only transfer, and synchronisation, of most calls
-    if not np.isfinite(packed).all():
-        raise ValueError("moments and variances must be finite, their squares too")
-    return _scaled(h, packed[:, :-1], packed[:, -1])
+    return h, h @ h.T, v
 
 
-def _scaled(h: Tensor, gram: Array, v: Array) -> Programs:
-    if v.min() < 0:
-        raise ValueError("variances must not be negative")
-    unit = float(max(gram.diagonal().max(), v.max())) or 1.0
+def _scaled(gram: Tensor, v: Tensor) -> Scaled:
+    unit = torch.maximum(gram.diagonal().max(), v.max())
+    unit = torch.where(unit > 0, unit, 1.0)
     gram, v = gram / unit, v / unit
     squares = gram.diagonal()
     total = squares + v
-    typical = np.sort(total)[(len(v) - 1) // 2] or max(total.mean(), 1e-30)
-    v = np.maximum(v, FLOOR * np.maximum(squares, typical))
-    distances = (squares[:, None] + squares - 2 * gram).clip(0)
+    typical = total.median()
+    typical = torch.where(typical > 0, typical, total.mean().clamp_min(1e-30))
+    v = torch.maximum(v, FLOOR * torch.maximum(squares, typical))
+    distances = (squares[:, None] + squares - 2 * gram).clamp_min(0)
     lift = 2 * NOISE * (squares[:, None] + squares)
-    lengths = np.sqrt(v + distances)
-    return Programs(h, unit, gram, v, np.sqrt(squares), lengths, gram - 0.5 * squares[:, None], v + lift)
+    lengths = (v + distances).sqrt()
+    return Scaled(unit, gram, v, squares.sqrt(), lengths, gram - 0.5 * squares[:, None], v + lift)
 
 
 def _gradient(programs: Programs, a: Array, rows: Index, fresh: bool = False) -> Array:
@@ -159,6 +200,11 @@ def _blur(programs: Programs, a: Array, rows: Index) -> Array:
     return (size[rows] + _product(np.abs(a), size))[:, None] * (size[rows, None] + size)
 
 
+def _worst(h: Tensor) -> float:
+    """Relative error of a sum of S sums of K*d products, at most."""
+    return sum(h.shape) * 2.0**-52
+
+
 def _residual(programs: Programs, a: Array, fresh: bool = False) -> Array:
     """(S,): as a cosine. If not fresh, the most that rounding errors can hide is added."""
     rows = np.arange(len(a))
@@ -166,8 +212,7 @@ def _residual(programs: Programs, a: Array, fresh: bool = False) -> Array:
     value = (a * gradient).sum(1, keepdims=True).clip(1e-300)  # |p|^2
     behind = value - gradient
     if not fresh:
-        worst = sum(programs.h.shape) * 2.0**-52  # error of a sum of S sums of K*d products
-        behind = behind + 2 * worst * _blur(programs, a, rows)
+        behind = behind + 2 * _worst(programs.h) * _blur(programs, a, rows)
     dual: Array = (behind / (np.sqrt(value) * programs.lengths)).max(1).clip(0)
     primal: Array = np.maximum(np.abs(a.sum(1) - 1), -a.min(1))
     return primal.clip(dual)

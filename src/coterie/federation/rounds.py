@@ -15,7 +15,7 @@ from torch import Tensor
 
 from coterie.clients import Answers, Clients, Scores, Turn
 from coterie.clients.base import Returned, send
-from coterie.core import order, tree
+from coterie.core import hope, order, tree
 from coterie.core.errors import CoterieError, Diverged
 from coterie.federation.history import PATIENCE, History, Round
 
@@ -219,12 +219,13 @@ def settled(
     failed, those that can be used are settled once more, so `settle` must have no effect but what it returns.
     """
     hoped: tuple[Any, Told] | None = None
+    conditions: list[Tensor] = []
     if not at_hand(returned.finite):
-        with suppress(Exception):  # if it is not for numbers that are not finite, it comes again
+        with suppress(Exception), hope.collected() as conditions:  # what is wrong comes again, without hope
             hoped = settle(returned.whole())
-    finite, told = tree.fetched((returned.finite, hoped[1] if hoped else Told({}, {})))
+    finite, told, held = tree.fetched((returned.finite, hoped[1] if hoped else Told({}, {}), tuple(conditions)))
     answers = sift(returned._replace(finite=finite), turn, max_left_out)
-    if hoped and not answers.left_out:
+    if hoped and not answers.left_out and all(held):
         return answers, hoped[0], told
     hoped = None  # it may be large
     after, told = settle(answers)

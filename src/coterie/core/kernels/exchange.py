@@ -1,0 +1,123 @@
+"""The search of core/simplex.py for head weights in one kernel: a program for each client, which holds its matrix M.
+
+Clients j and l are vectors down and across a tile; what fills it up to a power of two is in no set.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from coterie.core.simplex import Scaled
+
+SIZES = {32: 4, 64: 8, 128: 16}  # clients that one kernel serves, and the warps it takes
+MOST = max(SIZES)
+
+
+def exchange(
+    programs: Scaled, first: int, growth: float, turns: int, aim: float, noise: float, worst: float
+) -> tuple[Tensor, Tensor]:
+    """Weights (S, S), and of each row the residual (S,), with what rounding errors can hide.
+
+    first: clients in the sets that the search starts from. growth: share of a set that
+    may enter it at once. A row that has not ended after so many turns has a large residual.
+    """
+    clients = len(programs.v)
+    weights, residual = torch.empty_like(programs.gram), torch.empty_like(programs.v)
+    size = next(size for size in SIZES if clients <= size)
+    _exchange[(clients,)](
+        *(t.contiguous() for t in (programs.gram, programs.v, programs.size)),
+        *(t.contiguous() for t in (programs.lengths, programs.cross, programs.diagonal)),
+        weights, residual, clients, first, growth, turns, aim, noise, worst, size, num_warps=SIZES[size],
+    )  # fmt: skip
+    return weights, residual
+
+
+@triton.jit(do_not_specialize=["clients", "first", "turns"])
+def _exchange(
+    gram, variances, sizes, lengths, crosses, diagonals, weights, residual,
+    clients, first, growth, turns, aim, noise, worst, SIZE: tl.constexpr,
+):  # fmt: skip
+    own = tl.program_id(0)
+    j = tl.arange(0, SIZE)
+    there = j < clients
+    v = tl.load(variances + j, mask=there, other=0.0)
+    size = tl.load(sizes + j, mask=there, other=0.0)
+    length = tl.load(lengths + own * clients + j, mask=there, other=1.0)
+    own_size = tl.load(sizes + own)
+
+    active, a, going, turn = there, v, 1, 0
+    while (going > 0) & (turn < turns):
+        a = _minimum(gram, crosses, diagonals, active, own, clients, SIZE)
+        gradient = _gradient(gram, a, v, own, clients, SIZE)
+        value = tl.sum(a * gradient)  # |p|^2
+        blur = (own_size + tl.sum(tl.abs(a) * size)) * (own_size + size)
+        behind = value - gradient
+        outside = there & (active == 0) & (behind > aim * value + noise * blur)
+        behind = tl.where(outside, behind / length, 0.0)
+        leaving = active & (a < 0)
+        if turn == 0:  # all are in the set: the answer, if nobody has to leave
+            start = (j == own) | _largest(tl.where(there, a, 0.0), first, SIZE)
+            change = (start != active) & (tl.max(leaving.to(tl.int32)) > 0)
+        else:
+            most = (growth * tl.sum(active.to(tl.int32))).to(tl.int32)
+            change = leaving | _largest(behind, tl.maximum(most, 1), SIZE)
+        going = tl.max(change.to(tl.int32))
+        active = active != change
+        turn += 1
+
+    gradient = _gradient(gram, a, v, own, clients, SIZE)
+    value = tl.maximum(tl.sum(a * gradient), 1e-300)
+    blur = (own_size + tl.sum(tl.abs(a) * size)) * (own_size + size)
+    behind = (value - gradient + 2 * worst * blur) / (tl.sqrt(value) * length)
+    dual = tl.max(tl.where(there, behind, 0.0))
+    primal = tl.maximum(tl.abs(tl.sum(a) - 1), tl.max(-a))
+    tl.store(weights + own * clients + j, a, mask=there)
+    tl.store(residual + own, tl.maximum(dual, primal))
+
+
+@triton.jit
+def _minimum(gram, crosses, diagonals, active, own, clients, SIZE: tl.constexpr):
+    """(SIZE,) M^-1 1, scaled to sum 1, within the active set; 0 outside. By elimination: M is positive definite."""
+    j = tl.arange(0, SIZE)
+    down, across = j[:, None], j[None, :]
+    cross = tl.load(crosses + own * clients + j, mask=active, other=0.0)
+    diagonal = tl.load(diagonals + own * clients + j, mask=active, other=1.0)
+    both = active[:, None] & active[None, :]
+    m = tl.load(gram + down * clients + across, mask=both, other=0.0)
+    m = tl.where(both, m - cross[:, None] - cross[None, :], 0.0) + tl.where(down == across, diagonal[None, :], 0.0)
+    right = tl.where(active, 1.0, 0.0).to(tl.float64)
+    for k in range(clients):
+        row = tl.sum(tl.where(down == k, m, 0.0), 0)
+        column = tl.sum(tl.where(across == k, m, 0.0), 1)
+        pivot = tl.sum(tl.where(j == k, row, 0.0))
+        factor = tl.where(j == k, 0.0, column / pivot)
+        m -= factor[:, None] * row[None, :]
+        right -= factor * tl.sum(tl.where(j == k, right, 0.0))
+    z = right / tl.sum(tl.where(down == across, m, 0.0), 1)
+    return z / tl.sum(z)
+
+
+@triton.jit
+def _gradient(gram, a, v, own, clients, SIZE: tl.constexpr):
+    """(SIZE,) M a = <p, x_j>."""
+    j = tl.arange(0, SIZE)
+    down, across = j[:, None], j[None, :]
+    inside = (down < clients) & (across < clients)
+    products = tl.load(gram + down * clients + across, mask=inside, other=0.0)
+    along = tl.sum(a[:, None] * products, 0) - tl.load(gram + own * clients + j, mask=j < clients, other=0.0)
+    return a * v + along - tl.sum(tl.where(j == own, along, 0.0))
+
+
+@triton.jit
+def _largest(values, most, SIZE: tl.constexpr):
+    """(SIZE,) the `most` largest values, and those as large, if they are positive."""
+    larger = tl.sum((values[:, None] > values[None, :]).to(tl.int32), 0)
+    return (values > 0) & (larger < most)
