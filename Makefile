@@ -8,8 +8,8 @@ FLOWER := .venv-flower/bin
 demo: .venv/installed
 	$(BIN)/coterie demo
 
-test: .venv/dev
-	$(BIN)/python -m pytest
+test: .venv/dev  # in two processes, each with one thread
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 test-flower: .venv-flower/dev  # Flower's libraries are old ones, so they do not go with ours
 	$(FLOWER)/python -m pytest tests/deploy/test_flower.py -m 'flower and not slow'

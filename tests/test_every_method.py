@@ -23,7 +23,8 @@ every_method = pytest.mark.parametrize("name", METHODS)
 
 
 @every_method
-@pytest.mark.parametrize(("batch_norm", "keep"), [(False, False), (True, True)], ids=["plain-reset", "batchnorm-keep"])
+@pytest.mark.parametrize("batch_norm", [False, True], ids=["plain", "batchnorm"])
+@pytest.mark.parametrize("keep", [False, True], ids=["reset", "keep"])
 def test_batched_equals_looped(name: str, batch_norm: bool, keep: bool) -> None:
     method, model, data = toy.method(name, keep=keep), toy.model(batch_norm=batch_norm), toy.toy()
     expected, history = toy.looped(method, model, data)

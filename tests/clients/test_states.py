@@ -177,7 +177,7 @@ def fresh(script: str) -> str:
 
 @pytest.mark.parametrize("kind", ["Looped", "Batched"])
 def test_memory_does_not_grow_with_rounds(kind: str) -> None:
-    """Six hundred rounds of a tiny model: less than 2 MB more after the first two hundred."""
+    """A thousand rounds of a tiny model: less than 4 MB more after the first two hundred."""
     grown = fresh(f"""
         from coterie.clients import {kind}, Turn
         from coterie.clients.base import send
@@ -192,7 +192,7 @@ def test_memory_does_not_grow_with_rounds(kind: str) -> None:
         clients = {kind}(toy.method("fedper", epochs=1, keep=True), model, data, 0)
         server = clients.method.server_init(clients.model, clients.census)
         clients.join({{}})
-        for number in range(600):
+        for number in range(1000):
             joined = order.participants(0, number, 6, 3)
             answers = clients.train(joined, send(clients.method, server, joined), Turn(number))
             server = clients.method.server_receive(server, answers.clients, answers.ups)
@@ -201,7 +201,7 @@ def test_memory_does_not_grow_with_rounds(kind: str) -> None:
         print(resident() - before)
         clients.close()
     """)
-    assert int(grown) < 2e6
+    assert int(grown) < 4e6
 
 
 @pytest.mark.slow

@@ -225,9 +225,7 @@ def test_who_is_not_active_does_not_move(rolling: bool) -> None:
     assert torch.equal(moved[1], weight[1])
 
 
-@pytest.mark.parametrize(
-    ("name", "own"), [("fedpac", {}), pytest.param("fedem", {"components": 2}, marks=pytest.mark.slow), ("pfakd", {})]
-)
+@pytest.mark.parametrize(("name", "own"), [("fedpac", {}), ("fedem", {"components": 2}), ("pfakd", {})])
 def test_a_whole_run_is_that_of_the_plain_way(name: str, own: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Ragged clients, augmentation, momentum: all as without any fused part. (Small: interpreting is slow.)"""
     data, method = toy.toy(train=(9, 3), test=(2, 1)), toy.method(name, epochs=1, **own)

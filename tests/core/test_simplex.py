@@ -333,7 +333,7 @@ def test_one_kernel_does_not_vouch_for_nonsense(bad: tuple[float, float]) -> Non
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("clients", [1, 2, 20, 30, 64, 100, 128, 129])
+@pytest.mark.parametrize("clients", [1, 2, 20, 32, 33, 64, 65])
 @pytest.mark.parametrize("make", [label_skewed, lambda clients: random_clients(5, clients)], ids=["skewed", "random"])
 def test_same_on_the_gpu(clients: int, make: Callable[[int], tuple[Tensor, Tensor]]) -> None:
     h, v = make(clients)
@@ -342,17 +342,19 @@ def test_same_on_the_gpu(clients: int, make: Callable[[int], tuple[Tensor, Tenso
     torch.testing.assert_close(head_weights(h.cuda(), v.cuda()).cpu(), expected, rtol=0, atol=1e-10)
     with hope.collected() as conditions:
         hoped = head_weights(h.cuda(), v.cuda())
-    assert [bool(good) for good in conditions] == [True] * (clients <= 128)
+    assert [bool(good) for good in conditions] == [True] * (clients <= 64)
     torch.testing.assert_close(hoped.cpu(), expected, rtol=0, atol=1e-9)
 
 
 @pytest.mark.gpu
 def test_degenerate_programs_on_the_gpu() -> None:
-    """What the kernel vouches for is right; that is most of them."""
-    generator, vouched = torch.Generator().manual_seed(3), 0
+    """What the kernel vouches for is right, and it is about as much as the same search does on a CPU."""
+    generator, vouched, ours = torch.Generator().manual_seed(3), 0, 0
     for _ in range(100):
         h, v = degenerate(generator)
         weights, good = in_one_kernel(h.cuda(), v.cuda())
-        vouched += bool(good)
         assert not good or kkt_residual(weights, h, v).max() <= 1e-8
-    assert vouched > 50
+        built = simplex._programs(h, v)
+        vouched += bool(good)
+        ours += bool(simplex._residual(built, simplex._exchange(built)).max() <= 1e-8)
+    assert vouched > 0.8 * ours > 10

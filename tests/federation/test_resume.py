@@ -81,10 +81,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize(
-    ("number", "times"),
-    [(signal.SIGINT, 1), (signal.SIGTERM, 2), pytest.param(signal.SIGHUP, 1, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize(("number", "times"), [(signal.SIGINT, 1), (signal.SIGTERM, 2), (signal.SIGHUP, 1)])
 def test_a_signal_ends_the_round_and_resume_goes_on(
     number: signal.Signals, times: int, whole: Path, tmp_path: Path
 ) -> None:

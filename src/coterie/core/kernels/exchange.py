@@ -17,7 +17,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from coterie.core.simplex import Scaled
 
-SIZES = {32: 4, 64: 8, 128: 16}  # clients that one kernel serves, and the warps it takes
+SIZES = {32: 4, 64: 8}  # clients that one kernel serves, and the warps it takes; for more a CPU is faster
 MOST = max(SIZES)
 
 
