@@ -137,8 +137,10 @@ def one_by_one(todo: Iterable[Cell], work: Callable[[Cell], Any]) -> list[str]:
 def unwatched(work: Callable[..., dict[str, Any]], cell: Cell) -> str:
     """In a process of its own. Its numbers, as the table will have them."""
     content, recipe = work(cell, watching=lambda title, rounds: nullcontext(lambda record: None)), cell.recipe
-    points = {measure: recipe.point(cell.row, measure) for measure in recipe.measures}
-    scores = {measure: outcome(content, point, recipe.report, recipe.average) for measure, point in points.items()}
+    scores = {
+        measure: outcome(content, recipe.point(cell.row, measure), recipe.report, average)
+        for measure, average in recipe.averages.items()
+    }
     told = [f"{measure} {score:.2f}" for measure, score in scores.items() if score is not None]
     return "  ".join([*told, f"{content['seconds']['total']:.0f} s"])
 
@@ -207,22 +209,29 @@ def report(recipe: Recipe, rows: Sequence[Row], shelf: Shelf, seeds: int, rounds
 Found = dict[tuple[str, Value], dict[int, dict[str, Any]]]  # row, value -> seed -> result
 
 
+def counting(averages: dict[str, str]) -> str:
+    """What counts the same, in words."""
+    if len(set(averages.values())) == 1:
+        return f"every {next(iter(averages.values()))[:-1]} counts the same"
+    return ", ".join(f"in {measure} every {average[:-1]} counts the same" for measure, average in averages.items())
+
+
 def beside(recipe: Recipe, rows: Sequence[Row], found: Found, rounds: int | None) -> Table:
     several = len(recipe.measures) > 1
     lines = []
     for row in rows:
         for value in recipe.values:
             reduced = rounds is not None and rounds != recipe.plan(row, value).federation.rounds
-            for measure in recipe.measures:
+            for measure, average in recipe.averages.items():
                 point = recipe.point(row, measure)
-                scores = [outcome(c, point, recipe.report, recipe.average) for c in found[row.name, value].values()]
+                scores = [outcome(c, point, recipe.report, average) for c in found[row.name, value].values()]
                 printed = row.published.get(value, {}).get(measure)
                 numbers = line(printed, [s for s in scores if s is not None], reduced)
                 settings = [str(setting) for _, setting in value]
                 lines.append([row.name, *settings, *([measure] if several else []), *numbers, point])
     taken = {"last": "of the last round", "best": "of the best round", "mean of last 10": "mean of the last ten rounds"}
     note = [
-        f"Accuracy in percent, {taken[recipe.report]}; every {recipe.average[:-1]} counts the same. 95 %: half of the "
+        f"Accuracy in percent, {taken[recipe.report]}; {counting(recipe.averages)}. 95 %: half of the "
         f"interval over seeds, by Student's t. Verdict: met is within {NEAR} points of the published number; reduced: "
         "other rounds than the paper's, so not comparable.",
         *recipe.notes,

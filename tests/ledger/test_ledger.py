@@ -255,6 +255,24 @@ def test_citations_at_one_of_several_values(folder: Path) -> None:
         resolved(folder, "{varied.fedpac[epochs=2].mean}")
 
 
+def test_citations_of_another_measure_and_of_the_last_rounds(folder: Path) -> None:
+    """FedReG's P is a mean over clients, its G one over samples; both are of the best round."""
+    small, large = [0.5, *[0.25] * 9, 0.75], [0.9, *[0.5] * 10]
+    history = {
+        "global": {"round": [*range(11)], "clients": large, "samples": small},
+        "pre": {"round": [*range(11)], "clients": large, "samples": small},
+    }
+    put(folder, "P2-T2-FMNIST", "FedReG", [0.0], history=history)
+    cited = "{P2-T2-FMNIST.fedreg.mean} {P2-T2-FMNIST.fedreg[G].late} {P2-T2-FMNIST.fedreg[P].mean:.1f}"
+    assert resolved(folder, cited) == "75.00 30.00 90.0"
+    assert resolved(folder, "{P2-T2-FMNIST.fedreg[P].late} {P2-T2-FMNIST.fedreg[P].published}") == "50.00 97.52"
+    with pytest.raises(CoterieError, match=r"value of P2-T2-FMNIST 'Q'"):
+        resolved(folder, "{P2-T2-FMNIST.fedreg[Q].mean}")
+    table = section(Files(folder), find("P2-T2-FMNIST"), {})
+    shown = [[c.strip() for c in line.split("|")[1:5]] for line in table.splitlines() if line.startswith("| FedReG")]
+    assert shown == [["FedReG", "G", "88.35", "75.00"], ["FedReG", "P", "97.52", "90.00"]]
+
+
 def test_a_note_stands_beside_the_tables_of_its_dataset(folder: Path) -> None:
     notes = {"notes": {"cifar10": "Mind the frogs.", "emnist": "{data.emnist.test:,} images."}}
     (folder / "findings.yaml").write_text(json.dumps(notes), encoding="utf-8")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from coterie.core.errors import CoterieError
 from coterie.recipes import Recipe, Row, Value, find, read_recipe, recipes
 from coterie.recipes.keys import Keys, fitting
-from coterie.results import asked_by, outcome
+from coterie.results import asked_by
 
 TEXTS = ("recipe", "method", "date", "precision")
 NESTED = (("hardware", "machine", str), ("libraries", "torch", str), ("seconds", "total", float))
@@ -22,9 +22,6 @@ class Reading(NamedTuple):
 
     content: dict[str, Any]
     point: str
-
-    def score(self, recipe: Recipe) -> float | None:
-        return outcome(self.content, self.point, recipe.report, recipe.average)
 
 
 class Early(NamedTuple):

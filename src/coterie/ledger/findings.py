@@ -1,8 +1,10 @@
 """What was found, in words, from findings.yaml. Its numbers are cited from the results, never typed.
 
 {P1-T1-CIFAR10-20.scaffold.mean}      the row SCAFFOLD of a recipe; also published, difference, gap (its size), std,
-                                      half (of the 95 % interval), seeds, or where else it was measured: pre, post, ...
+                                      half (of the 95 % interval), seeds, late (the mean of the last ten rounds), or
+                                      where else it was measured: pre, post, ...
 {P1-T7-random.fedpac[epochs=5].mean}  at one of the values that vary
+{P2-T2-CIFAR10.fedper[P].mean}        another measure than the first; behind the value if there is one
 {cifar10-20.fedbabu.finished}         a run from before there were recipes: file, method, where it was measured
 {data.emnist.test:,}                  samples of a split
 """
@@ -84,16 +86,21 @@ class Findings:
         rows = {letters(r.name): r for r in recipe.rows}
         if letters(row) not in rows:
             raise unknown(f"row of {recipe.id}", row, rows)
+        *choices, last = value.split(",")
+        measure = last if last in recipe.measures else next(iter(recipe.measures))
+        value = ",".join(choices) if last in recipe.measures else value
         values = {",".join(f"{name}={setting}" for name, setting in v): v for v in recipe.values}
         if value not in values:
             raise unknown(f"value of {recipe.id}", value, values)
-        return next(c for c in cells(self.files, recipe) if c.row is rows[letters(row)] and c.value == values[value])
+        wanted = rows[letters(row)].name, values[value], measure
+        return next(c for c in cells(self.files, recipe) if (c.row.name, c.value, c.measure) == wanted)
 
 
 def number_of(cell: Cell, name: str) -> float | int:
     published, ours, difference, _ = cell.comparison
     known: dict[str, Any] = {"published": published and published.mean, "difference": difference}
     known |= {"gap": None if difference is None else abs(difference), "seeds": len(cell.readings)}
+    known["late"] = cell.mean(report="mean of last 10")
     known |= ours._asdict() if ours else {"mean": None, "std": None, "half": None}
     found: float | int | None = known[name] if name in known else cell.mean(name)
     if found is None:

@@ -27,13 +27,16 @@ class Cell(NamedTuple):
     @property
     def comparison(self) -> Comparison:
         published = self.row.published.get(self.value, {}).get(self.measure)
-        scores = [reading.score(self.recipe) for reading in self.readings]
-        return compared(published, [s for s in scores if s is not None])
+        return compared(published, self.scores())
 
-    def mean(self, point: str) -> float | None:
-        """Measured at another point than that of the table."""
-        found = [outcome(r.content, point, self.recipe.report, self.recipe.average) for r in self.readings]
-        scores = [s for s in found if s is not None]
+    def scores(self, point: str | None = None, report: str | None = None) -> list[float]:
+        """By seed; measured at another point, or in other rounds, than those of the table where they are named."""
+        average, report = self.recipe.averages[self.measure], report or self.recipe.report
+        found = [outcome(r.content, point or r.point, report, average) for r in self.readings]
+        return [s for s in found if s is not None]
+
+    def mean(self, point: str | None = None, report: str | None = None) -> float | None:
+        scores = self.scores(point, report)
         return Spread.of(scores).mean if scores else None
 
 

@@ -97,7 +97,7 @@ def parse(document: Any, stem: str) -> Recipe:
         vary=vary,
         cases=read_cases("cases", top.take("cases", list, []), vary, kinds),
         report=top.name("report", REPORTS),
-        average=top.name("average", AVERAGES),
+        averages=read_averages(top, measures),
         measures=measures,
         records=read_records(top.take("records", dict, {})),
         rows=tuple(rows),
@@ -189,6 +189,16 @@ def read_measures(content: dict[str, Any]) -> dict[str, str]:
     if not content:
         raise CoterieError("measures: there are none")
     return {name: keys.name(name, {PERSONAL, *READ_AT}) for name in content}
+
+
+def read_averages(top: Keys, measures: dict[str, str]) -> dict[str, str]:
+    """One for all measures, or one for each."""
+    if not isinstance(top.left.get("average"), dict):
+        return dict.fromkeys(measures, top.name("average", AVERAGES))
+    keys = Keys("average: ", top.take("average", dict))
+    found = {measure: keys.name(measure, AVERAGES) for measure in measures}
+    keys.close()
+    return found
 
 
 def read_records(content: dict[str, Any]) -> dict[str, list[int]]:

@@ -165,7 +165,7 @@ class Recipe:
     vary: dict[str, list[Any]]
     cases: tuple[Case, ...]
     report: str
-    average: str
+    averages: dict[str, str]  # measure -> what counts the same in it
     measures: dict[str, str]  # name -> point, or PERSONAL
     records: dict[str, list[int]]  # what methods report -> rounds to keep it of
     rows: tuple[Row, ...]
