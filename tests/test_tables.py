@@ -86,3 +86,11 @@ def test_brackets_in_names_are_shown(capsys: pytest.CaptureFixture[str]) -> None
     show([Table("[a]", ["client"], [["[red]ward[/red]"], ["[/x]"]], "[b]")])
     told = capsys.readouterr().out
     assert all(words in told for words in ("[a]", "[red]ward[/red]", "[/x]", "[b]"))
+
+
+def test_a_terminal_has_no_columns_that_say_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    show([Table("T", ["method", "std", "ours"], [["a", "-", "1"], ["b", "-", "-"]]), Table("U", ["x", "y"], [])])
+    told = capsys.readouterr().out
+    assert "std" not in told
+    assert "ours" in told
+    assert "y" in told.split("U")[1]

@@ -27,12 +27,19 @@ def show(tables: Sequence[Table], format: str = "terminal") -> None:
         from coterie.display import show_table
 
         for table in tables:
-            show_table(*table)
+            show_table(*filled(table))
         return
     writers = {"markdown": markdown, "latex": latex, "csv": as_csv}
     if format not in writers:
         raise unknown("format", format, FORMATS)
     print("\n".join(writers[format](table) for table in tables), end="")
+
+
+def filled(table: Table) -> Table:
+    """Without the columns that say nothing: a terminal is narrow."""
+    shown = [at for at in range(len(table.header)) if any(row[at] != "-" for row in table.rows)]
+    rows = [[row[at] for at in shown] for row in table.rows]
+    return table._replace(header=[table.header[at] for at in shown], rows=rows) if rows else table
 
 
 def markdown(table: Table) -> str:
