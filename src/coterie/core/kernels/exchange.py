@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -26,15 +25,14 @@ def exchange(
 ) -> tuple[Tensor, Tensor]:
     """Weights (S, S), and of each row the residual (S,), with what rounding errors can hide.
 
-    first: clients in the sets that the search starts from. growth: share of a set that
-    may enter it at once. A row that has not ended after so many turns has a large residual.
+    first: clients in the sets that the search starts from. growth: share of a set that may enter it at once. A row
+    that has not ended after so many turns has a large residual.
     """
     clients = len(programs.v)
-    weights, residual = torch.empty_like(programs.gram), torch.empty_like(programs.v)
+    weights, residual = programs.v.new_empty(clients, clients), programs.v.new_empty(clients)
     size = next(size for size in SIZES if clients <= size)
     _exchange[(clients,)](
-        *(t.contiguous() for t in (programs.gram, programs.v, programs.size)),
-        *(t.contiguous() for t in (programs.lengths, programs.cross, programs.diagonal)),
+        *(t.contiguous() for t in programs[1:]),  # all but the unit
         weights, residual, clients, first, growth, turns, aim, noise, worst, size, num_warps=SIZES[size],
     )  # fmt: skip
     return weights, residual
