@@ -166,8 +166,8 @@ def test_a_cluster_that_is_not_there_is_told_soon() -> None:
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request", b"SSH"])
 def test_who_answers_there_must_be_ray(answer: bytes, ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody who says nothing, or the wrong thing. Our own cluster is recognised."""
-    monkeypatch.setattr(cluster, "KNOCK", 0.3)
     cluster.knock(ray.get_runtime_context().gcs_address)
+    monkeypatch.setattr(cluster, "KNOCK", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         address = f"127.0.0.1:{stranger.getsockname()[1]}"
         thread = threading.Thread(target=lambda: lines.append(greet(stranger, answer)))

@@ -348,7 +348,7 @@ def test_same_on_the_gpu(clients: int, make: Callable[[int], tuple[Tensor, Tenso
 
 @pytest.mark.gpu
 def test_degenerate_programs_on_the_gpu() -> None:
-    """What the kernel vouches for is right, and it is about as much as the same search does on a CPU."""
+    """What is vouched for is right, and it is about as much as the same search finds on a CPU."""
     generator, vouched, ours = torch.Generator().manual_seed(3), 0, 0
     for _ in range(100):
         h, v = degenerate(generator)
@@ -356,5 +356,5 @@ def test_degenerate_programs_on_the_gpu() -> None:
         assert not good or kkt_residual(weights, h, v).max() <= 1e-8
         built = simplex._programs(h, v)
         vouched += bool(good)
-        ours += bool(simplex._residual(built, simplex._exchange(built)).max() <= 1e-8)
-    assert vouched > 0.8 * ours > 10
+        ours += bool(simplex._residual(built, simplex._exchange(built), fresh=True).max() <= 1e-8)
+    assert vouched > 0.9 * ours > 50

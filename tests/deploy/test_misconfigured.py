@@ -16,7 +16,7 @@ from tests.machines import Machine, Machines, free_port, tls
 HEART = ("--dataset", "heart-disease")
 
 
-def assert_ends(machine: Machine, *words: str, seconds: float = 25) -> None:
+def assert_ends(machine: Machine, *words: str, seconds: float = 60) -> None:
     """With one line for people, which says these words."""
     start = time.monotonic()
     assert machine.end(seconds) == 2, machine.said

@@ -170,8 +170,6 @@ class Resident(Clients):
         state_dir: str | None = None,
     ) -> None:
         self.device = torch.device(device)
-        if self.device.type == "cuda" and self.device.index is not None:
-            torch.cuda.set_device(self.device)  # Triton launches its kernels on the current one
         set_precision(model.precision, self.device)
         self.method, self.model, self.data, self.seed = method, model.to(device), data, seed
         self.fast = self.model  # what is computed with

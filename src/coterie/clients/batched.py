@@ -79,11 +79,12 @@ class Batched(Resident):
         return cohorts
 
     def compute(self, job: Job, cohort: Cohort, states: Any, downs: Any) -> Any:
-        if job.task == "score_global" and not self.model.tests_by_batch:
-            return self._score_global(job, cohort)
         if job.task == "train":
             self.steps, self.padded = self.steps + cohort.steps, self.padded + cohort.padded
-        return self._fitting(job, cohort, states, downs)
+        with stacks.current(self.device):
+            if job.task == "score_global" and not self.model.tests_by_batch:
+                return self._score_global(job, cohort)
+            return self._fitting(job, cohort, states, downs)
 
     def _fitting(self, job: Job, cohort: Cohort, states: Any, downs: Any) -> Any:
         """In halves, if the GPU cannot hold the whole."""

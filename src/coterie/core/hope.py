@@ -30,7 +30,7 @@ def allowed() -> bool:
 
 
 def that(condition: Tensor) -> None:
-    """A flag (), which nobody waits for now."""
+    """condition: (), on the device; it is read when the round ends."""
     conditions = _conditions.get()
     if conditions is None:
         raise ValueError("nobody would do the work again")

@@ -81,11 +81,16 @@ def _hoped(moments: Tensor, variances: Tensor) -> Tensor:
     from coterie.core.kernels.exchange import exchange
 
     h, gram, v = _gram(moments, variances)
-    first = int(FIRST * len(h) ** 0.5)
-    weights, residual = exchange(_scaled(gram, v), first, GROWTH, LEAPS, AIM, NOISE, _worst(h))
-    sound = gram.isfinite().all() & (v >= 0).all() & weights.isfinite().all()
-    hope.that(sound & (residual <= TOLERANCE).all())
-    return weights
+    programs = _scaled(gram, v)
+    a = exchange(programs, int(FIRST * len(h) ** 0.5), GROWTH, LEAPS, AIM, NOISE)
+    along = (a @ h - h) @ h.T / programs.unit
+    gradient = a * programs.v + along - along.diagonal()[:, None]  # from the moments themselves
+    value = (a * gradient).sum(1, keepdim=True).clamp_min(1e-300)
+    dual = ((value - gradient) / (value.sqrt() * programs.lengths)).amax()  # nan, if anything is
+    primal = torch.maximum((a.sum(1) - 1).abs().amax(), -a.amin())
+    sound = gram.isfinite().all() & v.isfinite().all() & (v >= 0).all()
+    hope.that(sound & (dual <= TOLERANCE) & (primal <= TOLERANCE))
+    return a
 
 
 @contextmanager
@@ -200,11 +205,6 @@ def _blur(programs: Programs, a: Array, rows: Index) -> Array:
     return (size[rows] + _product(np.abs(a), size))[:, None] * (size[rows, None] + size)
 
 
-def _worst(h: Tensor) -> float:
-    """Relative error of a sum of S sums of K*d products, at most."""
-    return sum(h.shape) * 2.0**-52
-
-
 def _residual(programs: Programs, a: Array, fresh: bool = False) -> Array:
     """(S,): as a cosine. If not fresh, the most that rounding errors can hide is added."""
     rows = np.arange(len(a))
@@ -212,7 +212,8 @@ def _residual(programs: Programs, a: Array, fresh: bool = False) -> Array:
     value = (a * gradient).sum(1, keepdims=True).clip(1e-300)  # |p|^2
     behind = value - gradient
     if not fresh:
-        behind = behind + 2 * _worst(programs.h) * _blur(programs, a, rows)
+        worst = sum(programs.h.shape) * 2.0**-52  # error of a sum of S sums of K*d products
+        behind = behind + 2 * worst * _blur(programs, a, rows)
     dual: Array = (behind / (np.sqrt(value) * programs.lengths)).max(1).clip(0)
     primal: Array = np.maximum(np.abs(a.sum(1) - 1), -a.min(1))
     return primal.clip(dual)

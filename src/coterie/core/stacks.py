@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -15,6 +16,11 @@ from coterie.core.errors import CoterieError
 def usable(device: torch.device) -> bool:
     """Whether Triton's kernels run there."""
     return device.type == "cuda" and importlib.util.find_spec("triton") is not None
+
+
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """Triton launches its kernels on the current GPU: this one, meanwhile."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def side_by_side(t: Tensor) -> bool:

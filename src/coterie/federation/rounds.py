@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from coterie.clients import Answers, Clients, Scores, Turn
 from coterie.clients.base import Returned, send
-from coterie.core import hope, order, tree
+from coterie.core import hope, order, stacks, tree
 from coterie.core.errors import CoterieError, Diverged
 from coterie.federation.history import PATIENCE, History, Round
 
@@ -216,17 +216,23 @@ def settled(
     """The answers that can be used, what the server makes of them, and what is told of it, with one wait for a GPU.
 
     While only the GPU knows which can be used, all are settled: nearly always that is right. Where it was not, or
-    failed, those that can be used are settled once more, so `settle` must have no effect but what it returns.
+    failed, or something else was hoped in vain, those that can be used are settled once more, without hope. So
+    `settle` must have no effect but what it returns.
     """
     hoped: tuple[Any, Told] | None = None
     conditions: list[Tensor] = []
     if not at_hand(returned.finite):
-        with suppress(Exception), hope.collected() as conditions:  # what is wrong comes again, without hope
-            hoped = settle(returned.whole())
+        try:
+            with hope.collected() as conditions:
+                hoped = settle(returned.whole())
+        except Exception:  # if it is not for numbers that are not finite, it comes again
+            log.debug("round %d: hoped in vain", turn.round + 1, exc_info=True)
     finite, told, held = tree.fetched((returned.finite, hoped[1] if hoped else Told({}, {}), tuple(conditions)))
     answers = sift(returned._replace(finite=finite), turn, max_left_out)
     if hoped and not answers.left_out and all(held):
         return answers, hoped[0], told
+    if not all(held):
+        log.debug("round %d: the server does its part again, %s did not hold", turn.round + 1, held)
     hoped = None  # it may be large
     after, told = settle(answers)
     return answers, after, tree.fetched(told)
@@ -239,7 +245,8 @@ def at_hand(t: Tensor) -> bool:
 
 def receive(server: Any, clients: Clients, answers: Answers, number: int) -> Any:
     try:
-        return clients.method.server_receive(server, on(clients, answers.clients), answers.ups)
+        with stacks.current(clients.device):
+            return clients.method.server_receive(server, on(clients, answers.clients), answers.ups)
     except ValueError as error:  # such as a negative variance: legal in form, and nonsense
         raise CoterieError(
             f"round {number}: the server cannot use what clients sent: {error}. If somebody may send nonsense, "

@@ -20,28 +20,26 @@ SIZES = {32: 4, 64: 8}  # clients that one kernel serves, and the warps it takes
 MOST = max(SIZES)
 
 
-def exchange(
-    programs: Scaled, first: int, growth: float, turns: int, aim: float, noise: float, worst: float
-) -> tuple[Tensor, Tensor]:
-    """Weights (S, S), and of each row the residual (S,), with what rounding errors can hide.
+def exchange(programs: Scaled, first: int, growth: float, turns: int, aim: float, noise: float) -> Tensor:
+    """Weights (S, S); nobody has checked them.
 
-    first: clients in the sets that the search starts from. growth: share of a set that may enter it at once. A row
-    that has not ended after so many turns has a large residual.
+    first: clients in the sets that the search starts from. growth: share of a set that may enter it at once. turns:
+    after so many a row is left as it is.
     """
     clients = len(programs.v)
-    weights, residual = programs.v.new_empty(clients, clients), programs.v.new_empty(clients)
+    weights = programs.v.new_empty(clients, clients)
     size = next(size for size in SIZES if clients <= size)
     _exchange[(clients,)](
         *(t.contiguous() for t in programs[1:]),  # all but the unit
-        weights, residual, clients, first, growth, turns, aim, noise, worst, size, num_warps=SIZES[size],
+        weights, clients, first, growth, turns, aim, noise, size, num_warps=SIZES[size],
     )  # fmt: skip
-    return weights, residual
+    return weights
 
 
 @triton.jit(do_not_specialize=["clients", "first", "turns"])
 def _exchange(
-    gram, variances, sizes, lengths, crosses, diagonals, weights, residual,
-    clients, first, growth, turns, aim, noise, worst, SIZE: tl.constexpr,
+    gram, variances, sizes, lengths, crosses, diagonals, weights,
+    clients, first, growth, turns, aim, noise, SIZE: tl.constexpr,
 ):  # fmt: skip
     own = tl.program_id(0)
     j = tl.arange(0, SIZE)
@@ -70,15 +68,7 @@ def _exchange(
         going = tl.max(change.to(tl.int32))
         active = active != change
         turn += 1
-
-    gradient = _gradient(gram, a, v, own, clients, SIZE)
-    value = tl.maximum(tl.sum(a * gradient), 1e-300)
-    blur = (own_size + tl.sum(tl.abs(a) * size)) * (own_size + size)
-    behind = (value - gradient + 2 * worst * blur) / (tl.sqrt(value) * length)
-    dual = tl.max(tl.where(there, behind, 0.0))
-    primal = tl.maximum(tl.abs(tl.sum(a) - 1), tl.max(-a))
     tl.store(weights + own * clients + j, a, mask=there)
-    tl.store(residual + own, tl.maximum(dual, primal))
 
 
 @triton.jit
