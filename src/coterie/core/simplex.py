@@ -82,15 +82,10 @@ def _hoped(moments: Tensor, variances: Tensor) -> Tensor:
 
     h, gram, v = _gram(moments, variances)
     programs = _scaled(gram, v)
-    a = exchange(programs, int(FIRST * len(h) ** 0.5), GROWTH, LEAPS, AIM, NOISE)
-    along = (a @ h - h) @ h.T / programs.unit
-    gradient = a * programs.v + along - along.diagonal()[:, None]  # from the moments themselves
-    value = (a * gradient).sum(1, keepdim=True).clamp_min(1e-300)
-    dual = ((value - gradient) / (value.sqrt() * programs.lengths)).amax()  # nan, if anything is
-    primal = torch.maximum((a.sum(1) - 1).abs().amax(), -a.amin())
+    weights = exchange(programs, int(FIRST * len(h) ** 0.5), GROWTH, LEAPS, AIM, NOISE)
     sound = gram.isfinite().all() & v.isfinite().all() & (v >= 0).all()
-    hope.that(sound & (dual <= TOLERANCE) & (primal <= TOLERANCE))
-    return a
+    hope.that(sound & (_kkt(programs, h, weights) <= TOLERANCE).all())
+    return weights
 
 
 @contextmanager
@@ -122,8 +117,19 @@ def kkt_residual(weights: Tensor, moments: Tensor, variances: Tensor) -> Tensor:
     with variances below FLOOR raised to it as in head_weights.
     Negative weights and sums other than 1 count with their size.
     """
-    a = weights.detach().to("cpu", torch.float64).numpy()
-    return torch.from_numpy(_residual(_programs(moments, variances), a, fresh=True)).to(moments.device)
+    h, gram, v = _gram(moments, variances)
+    _check(gram, v)
+    return _kkt(_scaled(gram, v), h, weights.detach().to(h))
+
+
+def _kkt(programs: Scaled, h: Tensor, a: Tensor) -> Tensor:
+    """(S,): nan, if anything is."""
+    along = (a @ h - h) @ h.T / programs.unit
+    gradient = a * programs.v + along - along.diagonal()[:, None]
+    value = (a * gradient).sum(1, keepdim=True).clamp_min(1e-300)  # |p|^2
+    dual = ((value - gradient) / (value.sqrt() * programs.lengths)).amax(1).clamp_min(0)
+    primal = torch.maximum((a.sum(1) - 1).abs(), -a.amin(1))
+    return torch.maximum(dual, primal)
 
 
 class Scaled(NamedTuple):
@@ -154,11 +160,16 @@ class Programs(NamedTuple):
 def _programs(moments: Tensor, variances: Tensor) -> Programs:
     h, gram, v = _gram(moments, variances)
     packed = torch.cat([gram, v[:, None]], 1).cpu()  # the only transfer, and synchronisation, of most calls
-    if not packed.isfinite().all():
+    gram, v = packed[:, :-1], packed[:, -1]
+    _check(gram, v)
+    return Programs(h, *(t.numpy() for t in _scaled(gram, v)))
+
+
+def _check(gram: Tensor, v: Tensor) -> None:
+    if not (gram.isfinite().all() and v.isfinite().all()):
         raise ValueError("moments and variances must be finite, their squares too")
-    if packed[:, -1].min() < 0:
+    if v.min() < 0:
         raise ValueError("variances must not be negative")
-    return Programs(h, *(t.numpy() for t in _scaled(packed[:, :-1], packed[:, -1])))
 
 
 def _gram(moments: Tensor, variances: Tensor) -> tuple[Tensor, Tensor, Tensor]:
