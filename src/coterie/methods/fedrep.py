@@ -1,8 +1,8 @@
 """The encoder is shared, every client keeps its own head; first the head is trained, then the encoder.
 
 Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for Personalized Federated Learning,
-ICML 2021. Default epochs as in FedPAC's comparison: one for the head, a round's local epochs for the encoder
-(the paper: 10 and 1).
+ICML 2021. One epoch for the head and a round's local epochs for the encoder if nothing is said; the paper has 10
+and 1, and so do the recipes of FedPAC's tables.
 """
 
 from __future__ import annotations
