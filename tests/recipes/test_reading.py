@@ -85,7 +85,7 @@ def test_a_recipe_says_what_to_train(tmp_path: Path) -> None:
         ("lr: 0.1", "lr: 1e-1", "write 0.0005"),
         ("lr: 0.1, ", "", "settings: lr is missing"),
         ("rounds: 2", "round: 2", "did you mean 'rounds'"),
-        ("rounds: 2", "rounds: 2, seed: 3", "'seed'"),
+        ("rounds: 2", "rounds: 2, seed: 3", "settings: seed is of a run, not of a recipe"),
         ("method: fedpac", "method: fedpca", "did you mean 'fedpac'"),
         ("align: 0.5", "aline: 0.5", "row Together: settings: 'aline': did you mean 'align'"),
         ("align: 0.5", "align: strong", "row Together: settings: align is 'strong'"),

@@ -155,11 +155,11 @@ def method_kinds(name: Any) -> dict[str, Any]:
 
 def read_settings(where: str, content: Any, kinds: dict[str, Any]) -> dict[str, Any]:
     keys = Keys(where, content)
+    for name in ("seed", "evaluate_every"):
+        if name in content:
+            raise CoterieError(f"{where}{name} is of a run, not of a recipe: leave it out")
     found = {name: keys.take(name, kind) for name, kind in kinds.items() if name in keys.left}
-    keys.known += [name for name in kinds if name not in ("seed", "evaluate_every")]
-    for name in ("seed", "evaluate_every"):  # of a run, not of a recipe
-        if name in found:
-            raise unknown(f"key {where}".strip(), name, keys.known)
+    keys.known += kinds
     keys.close()
     return found
 
