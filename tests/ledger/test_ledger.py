@@ -219,6 +219,14 @@ rows:
     assert lines(shown)["Alone"]["ours"] == f"{table['ours']} ± {table['95 %']}"
     assert lines(shown)["Alone"]["verdict"] == table["verdict"]
 
+    (folder / "again.yaml").write_text(own.replace("mine", "again"), encoding="utf-8")
+    (folder / "never.yaml").write_text(own.replace("mine", "never").replace("local,", "fedavg,"), encoding="utf-8")
+    assert ledger() == 0
+    page = Path("docs/results.md").read_text(encoding="utf-8")
+    again = page.split("## again: Ours, Table 1")[1].split("\n## ")[0]
+    assert lines(again)["Alone"] == lines(shown)["Alone"]
+    assert "## never" not in page
+
 
 def test_results_that_no_table_shows_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (path,) = put(folder, CIFAR, "Ditto", [70.0], settings={"dataset": "cifar10"})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,7 +47,7 @@ class Files:
             self.alike.setdefault(kind(content["settings"]), []).append(content)
         loaded = {path: load(path) for path in sorted(folder.glob("*.json"))}
         self.early = {p.stem: early(p, c) for p, c in loaded.items() if isinstance(c, dict) and "cells" in c}
-        self.own = {path.stem: path for path in folder.glob("*.yaml") if path.name != "findings.yaml"}
+        self.own = {path.stem: path for path in sorted(folder.glob("*.yaml")) if path.name != "findings.yaml"}
         self.recipe = cache(self._recipe)
         self._check_recipes()
 
@@ -65,9 +67,11 @@ class Files:
 
     @property
     def recipes(self) -> list[Recipe]:
-        """Those with results of their own, as `coterie recipes` lists them; then others."""
+        """Those with results, as `coterie recipes` lists them; then those of the folder, whose trainings may have been
+        made for others."""
         named = {content["recipe"] for content in self.results.values()}
         named |= {recipe for early in self.early.values() for recipe in early.rows}
+        named |= {name for name in self.own if any(self._of(self.recipe(name)))}
         order = [*(recipe.id for recipe in recipes()), *self.own]
         return sorted(map(self.recipe, named), key=lambda recipe: order.index(recipe.id))
 
@@ -89,14 +93,13 @@ class Files:
 
     def in_no_table(self) -> list[Path]:
         """Results with other settings than those of their recipe, such as reduced rounds, and copies of others."""
-        shown = {
-            id(reading.content)
-            for recipe in self.recipes
-            for row in recipe.rows
-            for value in recipe.values
-            for reading in self.readings(recipe, row, value, next(iter(recipe.measures)))
-        }
+        shown = {id(reading.content) for recipe in self.recipes for reading in self._of(recipe)}
         return [path for path, content in self.results.items() if id(content) not in shown]
+
+    def _of(self, recipe: Recipe) -> Iterator[Reading]:
+        """All trainings that a recipe's table shows."""
+        for row, value in itertools.product(recipe.rows, recipe.values):
+            yield from self.readings(recipe, row, value, next(iter(recipe.measures)))
 
 
 def kind(settings: dict[str, Any]) -> str:
