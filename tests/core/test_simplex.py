@@ -353,7 +353,8 @@ def test_degenerate_programs_on_the_gpu() -> None:
     for _ in range(100):
         h, v = degenerate(generator)
         weights, good = in_one_kernel(h.cuda(), v.cuda())
-        assert not good or kkt_residual(weights, h, v).max() <= 1e-8
+        near = (weights - head_weights(h, v)).abs().amax(1) <= 1e-12  # of tiny weights the residual is rounding
+        assert not good or (near | (kkt_residual(weights, h, v) <= 1e-8)).all()
         built = simplex._programs(h, v)
         vouched += bool(good)
         ours += bool(simplex._residual(built, simplex._exchange(built), fresh=True).max() <= 1e-8)
