@@ -191,22 +191,26 @@ def prepared(
     return federate(source, divide(source, rule, **dict(settings)))
 
 
-def report(recipe: Recipe, rows: Sequence[Row], shelf: Shelf, seeds: int, rounds: int | None) -> list[Table]:
-    """Published beside ours, then paired tests."""
-    found = {
+Found = dict[tuple[str, Value], dict[int, dict[str, Any]]]  # row, value -> seed -> result
+
+
+def results(recipe: Recipe, rows: Sequence[Row], shelf: Shelf, seeds: int, rounds: int | None) -> Found:
+    """What is there of these rows."""
+    return {
         (row.name, value): {seed: content for seed in range(seeds) if (content := shelf.find(plan, seed)) is not None}
         for row in rows
         for value in recipe.values
         for plan in [recipe.plan(row, value, rounds)]
     }
+
+
+def report(recipe: Recipe, rows: Sequence[Row], found: Found, rounds: int | None) -> list[Table]:
+    """Published beside ours, then paired tests."""
     tables = [beside(recipe, rows, found, rounds)]
     for value in recipe.values:
         for measure in recipe.measures:
             tables += tests(recipe, rows, found, value, measure)
     return tables
-
-
-Found = dict[tuple[str, Value], dict[int, dict[str, Any]]]  # row, value -> seed -> result
 
 
 def counting(averages: dict[str, str]) -> str:

@@ -93,6 +93,20 @@ def covers(made: Any, wanted: Any, usual: Any) -> bool:
     )
 
 
+def origin(content: dict[str, Any]) -> dict[str, str]:
+    """Where a result comes from."""
+    hardware = content["hardware"]
+    cores = f" ({hardware['cores']} CPU cores)" if hardware.get("cores") else ""
+    return {
+        "commit": content["commit"] or "not known",
+        "hardware": hardware["machine"] + cores,
+        "precision": content["precision"],
+        "torch": content["libraries"]["torch"],
+        "measured": content["date"],
+        "partition": f"`{str(content.get('partition'))[:12]}`",
+    }
+
+
 def seconds_alone(content: dict[str, Any]) -> float | None:
     """How long a training took; None if others ran beside it on the same machine."""
     return None if "jobs" in content["hardware"] else float(content["seconds"]["total"])

@@ -228,6 +228,23 @@ rows:
     assert "## never" not in page
 
 
+def test_figures_whose_trainings_are_all_there_are_drawn(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """FedPAC's figure 4 shows trainings of its Table 1."""
+    rows = [row.name for row in find("P1-F4-FMNIST").rows]
+    for row in rows[:-1]:
+        put(folder, FASHION, row, [70.0])
+    assert ledger() == 0
+    picture = Path("docs/pictures/P1-F4-FMNIST.svg")
+    assert picture.read_text(encoding="utf-8").count('class="line"') == 2 * len(rows)  # one in the key for each
+    assert "(pictures/P1-F4-FMNIST.svg)" in Path("docs/results.md").read_text(encoding="utf-8")
+    assert not Path("docs/pictures/P1-F4-CIFAR10.svg").exists()  # some of its trainings are missing
+    assert ledger("--check") == 0
+    picture.write_text("<svg/>", encoding="utf-8")
+    capsys.readouterr()
+    assert ledger("--check") == 1
+    assert str(picture) in capsys.readouterr().out
+
+
 def test_results_that_no_table_shows_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (path,) = put(folder, CIFAR, "Ditto", [70.0], settings={"dataset": "cifar10"})
     assert Files(folder).in_no_table() == [path]
@@ -438,11 +455,9 @@ def test_runs_from_before_there_were_recipes(folder: Path) -> None:
 
 def test_the_pages_are_those_of_the_files() -> None:
     """If this fails: coterie ledger"""
-    assert {p.name: differences(*versions) for p, versions in pages(Files(RESULTS), ROOT).items()} == {
-        "results.md": [],
-        "README.md": [],
-        "README.zh.md": [],
-    }
+    found = {p.name: differences(*versions) for p, versions in pages(Files(RESULTS), ROOT).items()}
+    assert {"results.md", "README.md", "README.zh.md", "P1-F4-CIFAR10.svg"} <= found.keys()
+    assert not any(found.values()), found
 
 
 def test_no_number_of_the_page_on_results_is_typed() -> None:

@@ -24,7 +24,7 @@ from coterie.data import at_hand
 from coterie.display import Lines
 from coterie.federation import History, Round
 from coterie.recipes import Recipe, find, matches, read_recipe, recipes
-from coterie.reproduce import cells, chosen_rows, report, reproduce
+from coterie.reproduce import cells, chosen_rows, report, reproduce, results
 from coterie.results import Shelf, accuracies, covers, last_trained, outcome
 
 RECIPE = """\
@@ -151,12 +151,12 @@ def test_a_damaged_file_is_run_again(recipe: Recipe, tmp_path: Path, trained: li
 def test_reduced_rounds_are_kept_apart(recipe: Recipe, tmp_path: Path) -> None:
     shelf, rows = Shelf(tmp_path / "out"), chosen_rows(recipe, ["Alone"])
     go(recipe, tmp_path / "out", methods=("Alone",), rounds=1)
-    full, reduced = (report(recipe, rows, shelf, 2, rounds)[0] for rounds in (None, 1))
+    full, reduced = (report(recipe, rows, results(recipe, rows, shelf, 2, rounds), rounds)[0] for rounds in (None, 1))
     at = full.header.index("verdict")
     assert [row[at] for row in full.rows] == ["not run"] * 2
     assert [row[at] for row in reduced.rows] == ["reduced"] * 2
     assert {row[full.header.index("difference")] for row in reduced.rows} == {"-"}
-    same = report(recipe, rows, shelf, 2, 2)[0]
+    same = report(recipe, rows, results(recipe, rows, shelf, 2, 2), 2)[0]
     assert [row[at] for row in same.rows] == ["not run"] * 2  # --rounds as in the paper is not reduced
 
 
@@ -184,7 +184,7 @@ def test_the_table_by_hand(recipe: Recipe, tmp_path: Path) -> None:
         for name, value in (("Alone", accuracy), ("FedPAC", accuracy + 0.2)):
             own = result(value, [50, 60, 40 + seed] if name == "Alone" else [70, 81 + seed, 63 + 2 * seed])
             shelf.add("mine", name, (), plans[name], seed, {**own, "settings": plans[name].settings, "seed": seed})
-    table, tests = report(recipe, rows, shelf, 3, None)
+    table, tests = report(recipe, rows, results(recipe, rows, shelf, 3, None), None)
     line = dict(zip(table.header, table.rows[0], strict=True))
     assert line == {
         "method": "Alone", "epochs": "1", "published": "50.00", "ours": "51.50", "std": "0.50", "95 %": "1.24",
@@ -198,7 +198,7 @@ def test_the_table_by_hand(recipe: Recipe, tmp_path: Path) -> None:
     for seed in range(3):
         own = result(0.52 + seed / 200, [50, 60, 40])
         shelf.add("mine", "Alone", (), plans["Alone"], seed, {**own, "settings": plans["Alone"].settings, "seed": seed})
-    assert report(recipe, rows, shelf, 3, None)[0].rows[0][7] == "off"
+    assert report(recipe, rows, results(recipe, rows, shelf, 3, None), None)[0].rows[0][7] == "off"
 
 
 def test_which_rounds_make_the_number() -> None:

@@ -74,8 +74,9 @@ def do_reproduce(chosen: argparse.Namespace) -> None:
     from coterie.api import Execution
     from coterie.core.errors import CoterieError
     from coterie.display import console, watcher
+    from coterie.figures import write_figure
     from coterie.recipes import Recipe, find
-    from coterie.reproduce import chosen_rows, report, reproduce
+    from coterie.reproduce import chosen_rows, report, reproduce, results
     from coterie.results import Shelf
 
     recipes, shelf = list[Recipe](), Shelf(Path(chosen.out))
@@ -105,7 +106,14 @@ def do_reproduce(chosen: argparse.Namespace) -> None:
             say=say,
         )
     )
-    tables.show([t for recipe, rows in asked for t in report(recipe, rows, shelf, chosen.seeds, rounds)], format)
+    found = [results(recipe, rows, shelf, chosen.seeds, rounds) for recipe, rows in asked]
+    tables.show(
+        [t for (recipe, rows), own in zip(asked, found, strict=True) for t in report(recipe, rows, own, rounds)], format
+    )
+    for (recipe, rows), own in zip(asked, found, strict=True):
+        path = shelf.folder / f"{recipe.id}{'' if rounds is None else f'-{rounds}-rounds'}.svg"
+        if write_figure(recipe, rows, own, path):
+            say(f"{recipe.place} is drawn in {path}")
     if wrong:
         raise CoterieError("; ".join(wrong))
 
@@ -126,6 +134,7 @@ def do_ledger(chosen: argparse.Namespace) -> None:
             print(f"{path} is not what {chosen.results} says: {'; '.join(differences(old, new))}")
             continue
         try:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(new, encoding="utf-8")
         except OSError as error:
             raise CoterieError(f"cannot write {path}: {error.strerror}") from None

@@ -6,13 +6,14 @@ import itertools
 import json
 import math
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from coterie.core.errors import CoterieError
 from coterie.recipes import Recipe, Row, Value, find, read_recipe, recipes
 from coterie.recipes.keys import Keys, fitting
+from coterie.reproduce import Found
 from coterie.results import asked_by
 
 TEXTS = ("recipe", "method", "date", "precision")
@@ -65,13 +66,14 @@ class Files:
             except CoterieError as error:
                 raise CoterieError(f"{path}: {error}") from None
 
-    @property
+    @cached_property
     def recipes(self) -> list[Recipe]:
-        """Those with results, as `coterie recipes` lists them; then those of the folder, whose trainings may have been
-        made for others."""
+        """Those with results, as `coterie recipes` lists them; then those of the folder. Where trainings were made for
+        others, a recipe of the folder needs one of its own to be listed, and a figure all."""
         named = {content["recipe"] for content in self.results.values()}
         named |= {recipe for early in self.early.values() for recipe in early.rows}
-        named |= {name for name in self.own if any(self._of(self.recipe(name)))}
+        named |= {name for name in self.own if any(found for _, found in self._each(self.recipe(name)))}
+        named |= {r.id for r in recipes() if r.figure and all(found for _, found in self._each(r))}
         order = [*(recipe.id for recipe in recipes()), *self.own]
         return sorted(map(self.recipe, named), key=lambda recipe: order.index(recipe.id))
 
@@ -91,15 +93,25 @@ class Files:
                 found.append(Reading(early.trainings[method], point))
         return found
 
+    def found(self, recipe: Recipe) -> Found:
+        """All trainings that a recipe shows."""
+        return dict(self._each(recipe))
+
+    def _each(self, recipe: Recipe) -> Iterator[tuple[tuple[str, Value], dict[int, dict[str, Any]]]]:
+        """Row and value, and their trainings by seed."""
+        for row, value in itertools.product(recipe.rows, recipe.values):
+            readings = self.readings(recipe, row, value, next(iter(recipe.measures)))
+            yield (row.name, value), {reading.content["seed"]: reading.content for reading in readings}
+
     def in_no_table(self) -> list[Path]:
         """Results with other settings than those of their recipe, such as reduced rounds, and copies of others."""
-        shown = {id(reading.content) for recipe in self.recipes for reading in self._of(recipe)}
+        shown = {
+            id(content)
+            for recipe in self.recipes
+            for by_seed in self.found(recipe).values()
+            for content in by_seed.values()
+        }
         return [path for path, content in self.results.items() if id(content) not in shown]
-
-    def _of(self, recipe: Recipe) -> Iterator[Reading]:
-        """All trainings that a recipe's table shows."""
-        for row, value in itertools.product(recipe.rows, recipe.values):
-            yield from self.readings(recipe, row, value, next(iter(recipe.measures)))
 
 
 def kind(settings: dict[str, Any]) -> str:

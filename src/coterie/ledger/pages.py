@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from coterie.core.errors import CoterieError
+from coterie.figures import figure
 from coterie.ledger import readme
 from coterie.ledger.files import Files
 from coterie.ledger.findings import Findings
-from coterie.ledger.sections import section
+from coterie.ledger.sections import PICTURES, section
 
 
 def blocks(files: Files) -> dict[str, dict[str, str]]:
@@ -26,17 +27,24 @@ def blocks(files: Files) -> dict[str, dict[str, str]]:
 
 
 def pages(files: Files, root: Path) -> dict[Path, tuple[str, str]]:
-    """Every page as it is, and as the files have it."""
+    """Every picture and every page as it is, and as the files have it."""
     found = {}
+    for recipe in files.recipes:
+        if drawn := figure(recipe, recipe.rows, files.found(recipe)):
+            path = root / "docs" / PICTURES / f"{recipe.id}.svg"
+            found[path] = read(path) if path.exists() else "", drawn
     for name, texts in blocks(files).items():
-        path = root / name
-        try:
-            page = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise CoterieError(f"{path}: {reason}; call this in the folder that holds README.md and docs/") from None
+        page = read(path := root / name)
         found[path] = page, renewed(page, {mark: f"\n\n{text}\n\n" for mark, text in texts.items()}, str(path))
     return found
+
+
+def read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CoterieError(f"{path}: {reason}; call this in the folder that holds README.md and docs/") from None
 
 
 def renewed(page: str, texts: Mapping[str, str], where: str) -> str:

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 from coterie.ledger.files import Files, Reading
 from coterie.recipes import Recipe, Row, Value
 from coterie.reproduce import Comparison, compared, published_text
-from coterie.results import outcome, seconds_alone
+from coterie.results import origin, outcome, seconds_alone
 from coterie.significance import Spread
 from coterie.tables import Table, markdown
 
+PICTURES = "pictures"  # beside the page
 POINTS = {"before": "pre", "after": "post", "global": "global"}  # columns of what was measured beside the number
 
 
@@ -49,20 +50,6 @@ def cells(files: Files, recipe: Recipe) -> list[Cell]:
     ]
 
 
-def origin(content: Mapping[str, Any]) -> dict[str, str]:
-    """Where a result comes from."""
-    hardware = content["hardware"]
-    cores = f" ({hardware['cores']} CPU cores)" if hardware.get("cores") else ""
-    return {
-        "commit": content["commit"] or "not known",
-        "hardware": hardware["machine"] + cores,
-        "precision": content["precision"],
-        "torch": content["libraries"]["torch"],
-        "measured": content["date"],
-        "partition": f"`{str(content.get('partition'))[:12]}`",
-    }
-
-
 def origins(cells: Iterable[Cell]) -> dict[str, list[str]]:
     """Every kind of origin -> all that occur."""
     found = [origin(r.content) for cell in cells for r in cell.readings]
@@ -95,6 +82,11 @@ def section(files: Files, recipe: Recipe, notes: Mapping[str, str]) -> str:
     parts = [
         f"## {recipe.id}: {recipe.paper}, {recipe.place}",
         f"{about(recipe, made)} {same}.{not_run(every, made)}",
+        *(
+            [f"![{recipe.paper}, {recipe.place}: accuracy of our runs]({PICTURES}/{recipe.id}.svg)"]
+            if recipe.figure
+            else []
+        ),
         markdown(table).strip().split("\n", 2)[2],  # without its title
         *(notes[dataset] for dataset in recipe.datasets if dataset in notes),
     ]

@@ -2,10 +2,12 @@
 
 from coterie.recipes.listing import listing, matches, shortened
 from coterie.recipes.reading import RECIPES, find, read_recipe, recipes
-from coterie.recipes.recipe import Case, Plan, Published, Recipe, Row, Value
+from coterie.recipes.recipe import ROUNDS, WEIGHTS, Case, Plan, Published, Recipe, Row, Value
 
 __all__ = [
     "RECIPES",
+    "ROUNDS",
+    "WEIGHTS",
     "Case",
     "Plan",
     "Published",

@@ -20,7 +20,18 @@ from coterie.methods import METHODS, VARIANTS
 from coterie.models import MODELS
 from coterie.protocols import PROTOCOLS
 from coterie.recipes.keys import Keys, fitting, load_yaml
-from coterie.recipes.recipe import AVERAGES, PERSONAL, REPORTS, Case, Published, Recipe, Row, Value
+from coterie.recipes.recipe import (
+    AVERAGES,
+    PERSONAL,
+    REPORTS,
+    ROUNDS,
+    WEIGHTS,
+    Case,
+    Published,
+    Recipe,
+    Row,
+    Value,
+)
 
 RECIPES = Path(__file__).parent
 NEEDED = ("rounds", "join_ratio", "epochs", "batch", "lr", "momentum", "weight_decay")
@@ -84,6 +95,7 @@ def parse(document: Any, stem: str) -> Recipe:
     measures = read_measures(top.take("measures", dict, {"accuracy": PERSONAL}))
     rows = [read_row(f"rows[{i}].", row, vary, measures, kinds) for i, row in enumerate(top.take("rows", list))]
     names = [row.name for row in rows]
+    records = read_records(top.take("records", dict, {}))
     found = Recipe(
         id=top.take("id", str),
         also=tuple(texts("also", top.take("also", list, []))),
@@ -99,7 +111,8 @@ def parse(document: Any, stem: str) -> Recipe:
         report=top.name("report", REPORTS),
         averages=read_averages(top, measures),
         measures=measures,
-        records=read_records(top.take("records", dict, {})),
+        records=records,
+        figure=read_figure(top, vary, records),
         rows=tuple(rows),
         against=top.name("against", names, names[-1] if names else ""),  # papers end with theirs
         instead=instead,
@@ -204,6 +217,13 @@ def read_averages(top: Keys, measures: dict[str, str]) -> dict[str, str]:
 def read_records(content: dict[str, Any]) -> dict[str, list[int]]:
     keys = Keys("records: ", content)
     return {name: [fitting(f"records: {name}", n, int) for n in keys.take(name, list)] for name in content}
+
+
+def read_figure(top: Keys, vary: dict[str, list[Any]], records: dict[str, list[int]]) -> str | None:
+    name: str | None = top.name("figure", {ROUNDS, *vary, *({WEIGHTS} & records.keys())}, None)
+    if name in vary and not all(isinstance(v, int | float) for v in vary[name]):
+        raise CoterieError(f"figure: {name} is not a number, so nothing can be drawn over it")
+    return name
 
 
 def texts(where: str, content: list[Any]) -> list[str]:

@@ -20,6 +20,7 @@ from coterie.methods import METHODS, VARIANTS, AnyMethod
 Value = tuple[tuple[str, Any], ...]  # one choice of the settings that vary: ((setting, value), ...)
 
 PERSONAL = "personal"  # a measure that is read where the method's paper reads it
+ROUNDS, WEIGHTS = "rounds", "head_weights"  # figures: curves over rounds; of whose heads every head is made
 REPORTS = ("last", "best", "mean of last 10")  # which rounds make the number
 AVERAGES = ("clients", "samples")  # what counts the same in it
 FEDERATION = {field.name for field in fields(Settings)} - {"seed", "evaluate_every"}
@@ -168,6 +169,7 @@ class Recipe:
     averages: dict[str, str]  # measure -> what counts the same in it
     measures: dict[str, str]  # name -> point, or PERSONAL
     records: dict[str, list[int]]  # what methods report -> rounds to keep it of
+    figure: str | None  # what a figure shows its numbers over: ROUNDS or what varies; or WEIGHTS; None: a table
     rows: tuple[Row, ...]
     against: str  # the row that the others are tested against
     instead: str | None  # how to make it, where that is not by training

@@ -1,4 +1,4 @@
-"""Charts as SVG: pure functions from numbers to markup. Colours and fonts are the page's (report.css)."""
+"""Charts as SVG: pure functions from numbers to markup. Their colours are those of charts.css."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def around(values: Sequence[float], least: float = 0.0, most: float = math.inf) 
     return max(least, low), min(most, high)
 
 
-def svg(title: str, about: str, width: float, height: float, *content: str, **more: str | float | None) -> Markup:
-    box = f"0 0 {number(width)} {number(height)}"
+def svg(title: str, about: str, wide: float, high: float, *content: str, **more: str | float | None) -> Markup:
+    box = f"0 0 {number(wide)} {number(high)}"
     return tag("svg", tag("title", title), tag("desc", about), *content, viewBox=box, role="img", **more)
 
 
@@ -93,7 +93,15 @@ def frame(x: Axis, y: Axis, x_name: str, y_name: str, marks: Sequence[float]) ->
     return join(*level, *below, *names)
 
 
-def lines(title: str, about: str, series: Sequence[Series], x_name: str, y_name: str, most: float = math.inf) -> Markup:
+def lines(
+    title: str,
+    about: str,
+    series: Sequence[Series],
+    x_name: str,
+    y_name: str,
+    most: float = math.inf,
+    **more: float | None,
+) -> Markup:
     """One line for each series, told apart by colour, dashes and marks; `most` is the largest y that can be."""
     xs = sorted({x for s in series for x, _ in s.points})
     low, high = (xs[0], xs[-1]) if len(xs) > 1 else (xs[0] - 1, xs[0] + 1)
@@ -106,9 +114,8 @@ def lines(title: str, about: str, series: Sequence[Series], x_name: str, y_name:
     ]
     read = {"x": xs, "series": values, "axes": [x, y], "x_name": x_name, "y_name": y_name}
     content = (frame(x, y, x_name, y_name, marks), *drawn)
-    return svg(
-        title, about, WIDTH, HEIGHT, *content, class_="chart", data_lines=json.dumps(read, separators=(",", ":"))
-    )
+    told = {"data_lines": json.dumps(read, separators=(",", ":")), **more}
+    return svg(title, about, WIDTH, HEIGHT, *content, class_="chart", **told)
 
 
 def _line(i: int, points: Sequence[tuple[float, float]]) -> Markup:
@@ -138,10 +145,16 @@ def mark(i: int, x: float, y: float) -> str:
     return f"M{number(x, 1)} {number(y, 1)}{shape}"
 
 
+def key(i: int, x: float = 0, y: float = 0) -> Markup:
+    """The i-th look, 34 wide and 14 high."""
+    line = f"M{number(x + 1)} {number(y + 7)}h32"
+    drawn = (tag("path", d=line, class_="line"), tag("path", d=mark(i, x + 17, y + 7), class_="mark"))
+    return tag("g", *drawn, class_=look(i))
+
+
 def sample(i: int) -> Markup:
     """The i-th look, for a legend."""
-    drawn = (tag("path", d="M1 7H33", class_="line"), tag("path", d=mark(i, 17, 7), class_="mark"))
-    return tag("svg", tag("g", *drawn, class_=look(i)), viewBox="0 0 34 14", class_="sample", aria_hidden="true")
+    return tag("svg", key(i), viewBox="0 0 34 14", class_="sample", aria_hidden="true")
 
 
 def swatch(i: int) -> Markup:
@@ -268,7 +281,9 @@ def heat_paths(rows: Sequence[Sequence[int]]) -> list[str]:
     return paths
 
 
-def heat_map(title: str, about: str, rows: Sequence[Sequence[int]], labels: Sequence[str]) -> Markup:
+def heat_map(
+    title: str, about: str, rows: Sequence[Sequence[int]], labels: Sequence[str], **more: float | None
+) -> Markup:
     """A square of shades (S, S), client i's row from top to bottom."""
     size, left, top = 400, 52, 46
     cell = size / len(rows)
@@ -284,4 +299,5 @@ def heat_map(title: str, about: str, rows: Sequence[Sequence[int]], labels: Sequ
         text(4, 18, "the head of client", "start", "axis"),
     )
     labelled = tag("g", *across, *down, class_="labels")
-    return svg(title, about, left + size + 6, top + size + 30, ground, cells, labelled, *names, class_="chart heat")
+    content = (ground, cells, labelled, *names)
+    return svg(title, about, left + size + 6, top + size + 30, *content, class_="chart heat", **more)

@@ -89,7 +89,7 @@ def facts(runs: Sequence[Run]) -> str:
 
 def document(title: str, body: Markup, live: bool = False) -> str:
     """The whole page. `live`: it may ask its own server for news."""
-    style, script = (Markup(asset(name)) for name in ("report.css", "report.js"))
+    style, script = Markup(asset("charts.css") + asset("report.css")), Markup(asset("report.js"))
     policy = (
         f"default-src 'none'; style-src '{fingerprint(style)}'; script-src '{fingerprint(script)}'; img-src data:; "
         f"base-uri 'none'; form-action 'none'{'; connect-src ' + chr(39) + 'self' + chr(39) if live else ''}"

@@ -1,0 +1,208 @@
+"""The figure of a recipe, made from the results of its trainings: one SVG file that needs nothing else."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from coterie.core.errors import CoterieError
+from coterie.federation.disk import whole
+from coterie.recipes import ROUNDS, WEIGHTS, Recipe, Row, Value
+from coterie.reports import charts
+from coterie.reports.charts import LEVELS, Series
+from coterie.reports.markup import Markup, number, tag
+from coterie.reports.page import asset
+from coterie.reproduce import Found
+from coterie.results import origin, outcome
+
+MARGIN, GAP, LINE = 20, 18, 20
+LETTER = 7.2  # width of one, about
+FONT = 'svg { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif; }'
+MADE_OF = "The shade of a cell says how much of the head of the column's client is in the head of the row's client."
+
+
+class Draw(Protocol):
+    def __call__(self, *, x: float, y: float, width: float, height: float) -> Markup: ...
+
+
+class Panel(NamedTuple):
+    name: str
+    draw: Draw
+    about: str  # what it shows, in words
+
+
+class Sheet(NamedTuple):
+    panels: list[Panel]
+    columns: int
+    wide: float  # of a panel
+    high: float
+    key: list[tuple[int, str]]  # lines: look and name
+
+
+def write_figure(recipe: Recipe, rows: Sequence[Row], found: Found, path: Path) -> bool:
+    """Whether there was anything to draw. All of the file or nothing of it."""
+    drawn = figure(recipe, rows, found)
+    if drawn is None:
+        return False
+    try:
+        with whole(path) as part:
+            part.write_text(drawn, encoding="utf-8")
+    except OSError as error:
+        raise CoterieError(f"{path} cannot be written: {error.strerror}") from None
+    return True
+
+
+def figure(recipe: Recipe, rows: Sequence[Row], found: Found) -> str | None:
+    """None if nothing was run, or if the recipe is that of a table."""
+    if recipe.figure is None:
+        return None
+    sheet = {ROUNDS: curves, WEIGHTS: weights}.get(recipe.figure, sweep)(recipe, rows, found)
+    contents = [content for row in rows for value in recipe.values for content in found[row.name, value].values()]
+    return drawn(recipe, sheet, contents) if sheet.panels else None
+
+
+def curves(recipe: Recipe, rows: Sequence[Row], found: Found) -> Sheet:
+    """Accuracy over rounds; a panel for each value and measure."""
+    panels = []
+    for value in recipe.values:
+        for measure, average in recipe.averages.items():
+            series = [
+                (row, mean_curve(found[row.name, value].values(), recipe.point(row, measure), average)) for row in rows
+            ]
+            panels += panel(recipe, named(recipe, value, measure), series, "round")
+    return lines(recipe, panels, rows)
+
+
+def sweep(recipe: Recipe, rows: Sequence[Row], found: Found) -> Sheet:
+    """Accuracy over what varies; a panel for each measure, and for each choice of what else varies."""
+    over, panels = str(recipe.figure), []
+    others = list(dict.fromkeys(without(value, over) for value in recipe.values))
+    for other in others:
+        for measure, average in recipe.averages.items():
+            series = []
+            for row in rows:
+                scores = {
+                    float(dict(value)[over]): [
+                        score
+                        for content in found[row.name, value].values()
+                        if (score := outcome(content, recipe.point(row, measure), recipe.report, average)) is not None
+                    ]
+                    for value in recipe.values
+                    if without(value, over) == other
+                }
+                series.append((row, [(x, sum(own) / len(own)) for x, own in sorted(scores.items()) if own]))
+            panels += panel(recipe, named(recipe, other, measure), series, over.replace("_", " "))
+    return lines(recipe, panels, rows)
+
+
+def weights(recipe: Recipe, rows: Sequence[Row], found: Found) -> Sheet:
+    """Of whose heads every head is made, of the first seed: panels of a value beside each other, by round."""
+    panels = []
+    for row in rows:
+        for value in recipe.values:
+            kept = next(iter(found[row.name, value].values()), {}).get("records", {}).get(WEIGHTS, {})
+            for at, matrix in kept.items():
+                name = ", ".join(filter(None, [named(recipe, value, ""), f"round {at}"]))
+                shades = charts.shades(np.asarray(matrix, np.float64)).tolist()
+                draw = partial(charts.heat_map, name, MADE_OF, shades, [str(i) for i in range(len(matrix))])
+                panels.append(Panel(name, draw, MADE_OF))
+    return Sheet(panels, len(recipe.records[WEIGHTS]), 300, 312, [])
+
+
+def named(recipe: Recipe, value: Value, measure: str) -> str:
+    settings = [f"{name.replace('_', ' ')} {number(v) if isinstance(v, float) else v}" for name, v in value]
+    return ", ".join([*settings, *([measure] if measure and len(recipe.measures) > 1 else [])])
+
+
+def without(value: Value, name: str) -> Value:
+    return tuple(pair for pair in value if pair[0] != name)
+
+
+def mean_curve(contents: Iterable[dict[str, Any]], point: str, average: str) -> list[tuple[float, float]]:
+    """Over seeds, in percent. A final step has no curve; local training, which it is much like, has."""
+    own = [c["history"].get("post" if point == "finished" else point, {"round": [], average: []}) for c in contents]
+    found = [{r: v for r, v in zip(h["round"], h[average], strict=True) if v is not None} for h in own]
+    shared = sorted(set.intersection(*map(set, found))) if found else []
+    return [(r, 100 * sum(curve[r] for curve in found) / len(found)) for r in shared]
+
+
+def panel(
+    recipe: Recipe, name: str, series: Sequence[tuple[Row, list[tuple[float, float]]]], x_name: str
+) -> list[Panel]:
+    """None if there are no points."""
+    shown = [Series(row.name, points, recipe.rows.index(row)) for row, points in series if points]
+    if not shown:
+        return []
+    about = "; ".join(f"{s.name} ends at {s.points[-1][1]:.1f} percent" for s in shown)
+    draw = partial(charts.lines, name or recipe.place, about, shown, x_name, "accuracy, %", most=100, data_lines=None)
+    return [Panel(name, draw, about)]
+
+
+def lines(recipe: Recipe, panels: list[Panel], rows: Sequence[Row]) -> Sheet:
+    key = [(recipe.rows.index(row), row.name) for row in rows]
+    return Sheet(panels, min(2, len(panels)), charts.WIDTH, charts.HEIGHT, key)
+
+
+def drawn(recipe: Recipe, sheet: Sheet, contents: Sequence[dict[str, Any]]) -> str:
+    """Title, panels, what the lines are, and where the numbers come from."""
+    wide = sheet.columns * (sheet.wide + GAP) - GAP
+    above = LINE if any(shown.name for shown in sheet.panels) else 0
+    title = f"{recipe.id}: {recipe.paper}, {recipe.place}"
+    parts, top = [charts.text(MARGIN, MARGIN + 10, title, "start", "strong")], float(MARGIN + 22)
+    for first in range(0, len(sheet.panels), sheet.columns):
+        for column, shown in enumerate(sheet.panels[first : first + sheet.columns]):
+            left = MARGIN + column * (sheet.wide + GAP)
+            parts.append(charts.text(left, top + above - 4, shown.name, "start", "strong"))
+            parts.append(shown.draw(x=left, y=top + above, width=sheet.wide, height=sheet.high))
+        top += above + sheet.high + GAP
+    more, top = legend(sheet.key, wide, top) if sheet.key else scale(top)
+    parts += more
+    top += GAP / 2
+    for line in textwrap.wrap(told(recipe, contents), int(wide / LETTER * 1.1)):
+        top += LINE
+        parts.append(charts.text(MARGIN, top, line, "start", "axis"))
+    size = {"width": wide + 2 * MARGIN, "height": top + MARGIN}
+    ground = tag("rect", **size, rx=8, style="fill: var(--card)")
+    style = tag("style", Markup(asset("charts.css") + FONT))
+    about = " ".join(f"{p.name}: {p.about}." if p.name else f"{p.about}." for p in sheet.panels)
+    whole_svg = charts.svg(
+        title, about, size["width"], size["height"], style, ground, *parts, **size, xmlns="http://www.w3.org/2000/svg"
+    )
+    return f"{whole_svg}\n"
+
+
+def legend(key: Sequence[tuple[int, str]], wide: float, top: float) -> tuple[list[Markup], float]:
+    """How each line looks, as many beside each other as fit; and where that ends."""
+    parts, left, top = list[Markup](), float(MARGIN), top + LINE
+    for look, name in key:
+        width = 46 + LETTER * len(name) + GAP
+        if left > MARGIN and left + width > MARGIN + wide:
+            left, top = float(MARGIN), top + LINE
+        parts += [charts.key(look, left, top - 11), charts.text(left + 42, top, name, "start")]
+        left += width
+    return parts, top
+
+
+def scale(top: float) -> tuple[list[Markup], float]:
+    """Which share a shade begins with, in percent."""
+    parts = [charts.text(MARGIN, top + LINE, "percent, from", "start")]
+    for level in range(LEVELS):
+        left = MARGIN + 96 + 44 * level
+        parts += [
+            tag("rect", x=left, y=top + 9, width=16, height=14, class_=f"h{level}"),
+            charts.text(left + 20, top + LINE, str(level**2), "start"),
+        ]
+    return parts, top + LINE
+
+
+def told(recipe: Recipe, contents: Sequence[dict[str, Any]]) -> str:
+    """Where the numbers come from."""
+    found = [origin(content) for content in contents]
+    kinds = {name: ", ".join(dict.fromkeys(o[name] for o in found)) for name in found[0] if name != "partition"}
+    seeds = ", ".join(map(str, sorted({content["seed"] for content in contents})))
+    return f"Recipe {recipe.id}; seed {seeds}; {'; '.join(f'{name} {values}' for name, values in kinds.items())}."
