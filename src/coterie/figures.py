@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -24,6 +25,9 @@ MARGIN, GAP, LINE = 20, 18, 20
 LETTER = 7.2  # width of one, about
 FONT = 'svg { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif; }'
 MADE_OF = "The shade of a cell says how much of the head of the column's client is in the head of the row's client."
+
+
+Points = list[tuple[float, float]]
 
 
 class Draw(Protocol):
@@ -69,48 +73,44 @@ def figure(recipe: Recipe, rows: Sequence[Row], found: Found) -> str | None:
 def curves(recipe: Recipe, rows: Sequence[Row], found: Found) -> Sheet:
     """Accuracy over rounds; a panel for each value and measure."""
     panels = []
-    for value in recipe.values:
-        for measure, average in recipe.averages.items():
-            series = [
-                (row, mean_curve(found[row.name, value].values(), recipe.point(row, measure), average)) for row in rows
-            ]
-            panels += panel(recipe, named(recipe, value, measure), series, "round")
-    return lines(recipe, panels, rows)
+    for value, (measure, average) in product(recipe.values, recipe.averages.items()):
+        points = [mean_curve(found[row.name, value].values(), recipe.point(row, measure), average) for row in rows]
+        panels += panel(recipe, named(recipe, value, measure), rows, points, "round")
+    return lines(recipe, rows, found, panels)
 
 
 def sweep(recipe: Recipe, rows: Sequence[Row], found: Found) -> Sheet:
     """Accuracy over what varies; a panel for each measure, and for each choice of what else varies."""
     over, panels = str(recipe.figure), []
-    others = list(dict.fromkeys(without(value, over) for value in recipe.values))
-    for other in others:
-        for measure, average in recipe.averages.items():
-            series = []
-            for row in rows:
-                scores = {
-                    float(dict(value)[over]): [
-                        score
-                        for content in found[row.name, value].values()
-                        if (score := outcome(content, recipe.point(row, measure), recipe.report, average)) is not None
-                    ]
-                    for value in recipe.values
-                    if without(value, over) == other
-                }
-                series.append((row, [(x, sum(own) / len(own)) for x, own in sorted(scores.items()) if own]))
-            panels += panel(recipe, named(recipe, other, measure), series, over.replace("_", " "))
-    return lines(recipe, panels, rows)
+    others = dict.fromkeys(without(value, over) for value in recipe.values)
+    for other, measure in product(others, recipe.measures):
+        points = [swept(recipe, row, found, other, measure) for row in rows]
+        panels += panel(recipe, named(recipe, other, measure), rows, points, over.replace("_", " "))
+    return lines(recipe, rows, found, panels)
+
+
+def swept(recipe: Recipe, row: Row, found: Found, other: Value, measure: str) -> Points:
+    """Values of what varies, where all else is as in `other`, and the mean over seeds."""
+    over, point, points = str(recipe.figure), recipe.point(row, measure), []
+    for value in recipe.values:
+        made = found[row.name, value].values() if without(value, over) == other else ()
+        scores = [outcome(content, point, recipe.report, recipe.averages[measure]) for content in made]
+        if own := [score for score in scores if score is not None]:
+            points.append((float(dict(value)[over]), sum(own) / len(own)))
+    return sorted(points)
 
 
 def weights(recipe: Recipe, rows: Sequence[Row], found: Found) -> Sheet:
     """Of whose heads every head is made, of the first seed: panels of a value beside each other, by round."""
     panels = []
-    for row in rows:
-        for value in recipe.values:
-            kept = next(iter(found[row.name, value].values()), {}).get("records", {}).get(WEIGHTS, {})
-            for at, matrix in kept.items():
-                name = ", ".join(filter(None, [named(recipe, value, ""), f"round {at}"]))
-                shades = charts.shades(np.asarray(matrix, np.float64)).tolist()
-                draw = partial(charts.heat_map, name, MADE_OF, shades, [str(i) for i in range(len(matrix))])
-                panels.append(Panel(name, draw, MADE_OF))
+    for row, value in product(rows, recipe.values):
+        kept = next(iter(found[row.name, value].values()), {}).get("records", {}).get(WEIGHTS, {})
+        for at, matrix in kept.items():
+            words = [row.name if len(rows) > 1 else "", named(recipe, value, ""), f"round {at}"]
+            name = ", ".join(filter(None, words))
+            shades = charts.shades(np.asarray(matrix, np.float64)).tolist()
+            draw = partial(charts.heat_map, name, MADE_OF, shades, [str(i) for i in range(len(matrix))])
+            panels.append(Panel(name, draw, MADE_OF))
     return Sheet(panels, len(recipe.records[WEIGHTS]), 300, 312, [])
 
 
@@ -123,7 +123,7 @@ def without(value: Value, name: str) -> Value:
     return tuple(pair for pair in value if pair[0] != name)
 
 
-def mean_curve(contents: Iterable[dict[str, Any]], point: str, average: str) -> list[tuple[float, float]]:
+def mean_curve(contents: Iterable[dict[str, Any]], point: str, average: str) -> Points:
     """Over seeds, in percent. A final step has no curve; local training, which it is much like, has."""
     own = [c["history"].get("post" if point == "finished" else point, {"round": [], average: []}) for c in contents]
     found = [{r: v for r, v in zip(h["round"], h[average], strict=True) if v is not None} for h in own]
@@ -131,11 +131,10 @@ def mean_curve(contents: Iterable[dict[str, Any]], point: str, average: str) -> 
     return [(r, 100 * sum(curve[r] for curve in found) / len(found)) for r in shared]
 
 
-def panel(
-    recipe: Recipe, name: str, series: Sequence[tuple[Row, list[tuple[float, float]]]], x_name: str
-) -> list[Panel]:
+def panel(recipe: Recipe, name: str, rows: Sequence[Row], points: Sequence[Points], x_name: str) -> list[Panel]:
     """None if there are no points."""
-    shown = [Series(row.name, points, recipe.rows.index(row)) for row, points in series if points]
+    each = zip(rows, points, strict=True)
+    shown = [Series(row.name, own, recipe.rows.index(row)) for row, own in each if own]
     if not shown:
         return []
     about = "; ".join(f"{s.name} ends at {s.points[-1][1]:.1f} percent" for s in shown)
@@ -143,8 +142,9 @@ def panel(
     return [Panel(name, draw, about)]
 
 
-def lines(recipe: Recipe, panels: list[Panel], rows: Sequence[Row]) -> Sheet:
-    key = [(recipe.rows.index(row), row.name) for row in rows]
+def lines(recipe: Recipe, rows: Sequence[Row], found: Found, panels: list[Panel]) -> Sheet:
+    run = [row for row in rows if any(found[row.name, value] for value in recipe.values)]
+    key = [(recipe.rows.index(row), row.name) for row in run]
     return Sheet(panels, min(2, len(panels)), charts.WIDTH, charts.HEIGHT, key)
 
 
