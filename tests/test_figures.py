@@ -82,18 +82,18 @@ def words(root: ElementTree.Element) -> str:
 
 
 def test_curves_are_means_over_seeds_at_the_place_of_each_row(tmp_path: Path) -> None:
-    """Local is read after training, and so is fine-tuning, which has no curve of its own."""
+    """Local is read after training. Fine-tuning is measured at the end only: one point, not the curve of another."""
     made = recipe(tmp_path)
     found: Found = {
         ("Alone", ()): {0: result(0, post=[10, 30, 50]), 1: result(1, post=[30, 50, 70])},
-        ("Together", ()): {0: result(0, pre=[1, 2, 3], post=[20, 20, 60], finished=[99])},
+        ("Together", ()): {0: result(0, pre=[1, 2, 3], post=[4, 5, 6], finished=[None, None, 60])},
     }
     root = drawn(made, found)
     (panel,) = panels(root)  # y from 20 to 60, x from 1 to 3
     middle = (LEFT + RIGHT) // 2, (TOP + BOTTOM) // 2
     assert paths(panel) == [
         f"M{LEFT} {BOTTOM}L{middle[0]} {middle[1]}L{RIGHT} {TOP}",
-        f"M{LEFT} {BOTTOM}L{middle[0]} {BOTTOM}L{RIGHT} {TOP}",
+        f"M{RIGHT} {TOP}",
     ]
     told = words(root)
     assert "mine: A & <B>, Figure 1" in told
@@ -107,15 +107,32 @@ def test_a_curve_has_the_rounds_that_all_seeds_have() -> None:
 
 
 def test_over_what_varies(tmp_path: Path) -> None:
-    made = recipe(tmp_path, ("figure: rounds", "figure: noniid_s\nvary: {noniid_s: [80, 0, 40]}"))
+    """The best round of each seed, then their mean."""
+    made = recipe(
+        tmp_path,
+        ("figure: rounds", "figure: noniid_s\nvary: {noniid_s: [80, 0, 40]}"),
+        ("report: last", "report: best"),
+    )
     scores = {80.0: 60, 0.0: 20, 40.0: 60}
     found: Found = {
-        (row.name, value): {0: result(post=[1, scores[dict(value)["noniid_s"]]])} if row.name == "Alone" else {}
+        (row.name, value): {s: result(s, post=[score - 10 + 20 * s, 1]) for s in (0, 1)} if row.name == "Alone" else {}
         for row in made.rows
         for value in made.values
+        for score in [scores[dict(value)["noniid_s"]]]
     }
-    (panel,) = panels(drawn(made, found))
+    root = drawn(made, found)
+    (panel,) = panels(root)
     assert paths(panel) == [f"M{LEFT} {BOTTOM}L{(LEFT + RIGHT) // 2} {TOP}L{RIGHT} {TOP}"]
+    assert "noniid s" in words(root)
+    assert "Together" not in words(root)  # it was not run
+
+
+def test_small_settings_are_told_apart(tmp_path: Path) -> None:
+    one = result(post=[1, 2], finished=[1, 2])
+    for over in ("lr", "rounds"):
+        made = recipe(tmp_path, ("figure: rounds", f"figure: {over}\nvary: {{lr: [0.001, 0.002, 0.004]}}"))
+        told = words(drawn(made, {(row.name, value): {0: one} for row in made.rows for value in made.values})).split()
+        assert {"0.001", "0.002", "0.004"} <= set(told)
 
 
 def test_a_panel_for_each_choice_and_measure(tmp_path: Path) -> None:
@@ -138,24 +155,32 @@ def test_shades_of_head_weights(tmp_path: Path) -> None:
         ("  - {name: Alone, method: local}\n  - {name: Together, method: fedavg-ft}", "  - {name: X, method: fedpac}"),
     )
     kept = {"head_weights": {"1": [[1.0, 0.0], [0.04, 0.96]], "3": [[0.5, 0.5], [0.5, 0.5]]}}
-    root = drawn(made, {("X", made.values[0]): {0: result(records=kept)}, ("X", made.values[1]): {}})
-    first, third = panels(root)
+    found: Found = {("X", v): {s: result(s, records=kept) for s in (0, 1)} for v in made.values}
+    root = drawn(made, found)
+    first, third, *other = panels(root)
+    assert len(other) == 2  # of the other value
     cells = {p.get("class"): p.get("d") for p in first.iter(f"{SVG}path")}
     assert cells["h9"] == "M0 0h1v1h-1zM1 1h1v1h-1z"  # 1 and 0.96, by the root
     assert cells["h1"] == "M0 1h1v1h-1z"  # 0.04: a fifth of the scale
     assert {p.get("d") for p in third.iter(f"{SVG}path") if p.get("d")} == {"M0 0h2v1h-2zM0 1h2v1h-2z"}
     assert "noniid s 0, round 1" in words(root)
-    assert "noniid s 0, round 3" in words(root)
+    assert "noniid s 50, round 3" in words(root)
+    assert "seed 0;" in words(root)  # one is shown
+    assert "percent, from 0 1 4 9 16 25 36 49 64 81" in words(root)
+    assert [t.text for t in first.iter(f"{SVG}text")][:2] == [None, None]  # two of four took part: nobody knows which
+    four = {"head_weights": {"1": [[0.25] * 4] * 4}}
+    panel, *_ = panels(drawn(made, {("X", v): {0: result(records=four)} for v in made.values}))
+    assert [t.text for t in panel.iter(f"{SVG}text")][:4] == ["0", "1", "2", "3"]
 
 
 def test_nothing_is_drawn_of_nothing_or_of_a_table(tmp_path: Path) -> None:
     empty: Found = {("Alone", ()): {}, ("Together", ()): {}}
     made = recipe(tmp_path)
     assert figure(made, made.rows, empty) is None
-    assert not write_figure(made, made.rows, empty, tmp_path / "x.svg")
+    assert write_figure(made, empty, tmp_path) is None
     table = recipe(tmp_path, ("figure: rounds\n", ""))
     assert figure(table, table.rows, {("Alone", ()): {0: result(post=[1, 2])}, ("Together", ()): {}}) is None
-    assert list(tmp_path.glob("x*")) == []
+    assert list(tmp_path.glob("*.svg")) == []
 
 
 @pytest.mark.parametrize(
@@ -164,6 +189,7 @@ def test_nothing_is_drawn_of_nothing_or_of_a_table(tmp_path: Path) -> None:
         ([("figure: rounds", "figure: round")], "did you mean 'rounds'"),
         ([("figure: rounds", "figure: head_weights")], "unknown figure 'head_weights'"),
         ([("figure: rounds", "figure: model\nvary: {model: [linear, mlp]}")], "model is not a number"),
+        ([("figure: rounds", "figure: keep\nvary: {keep: [true, false]}")], "keep is not a number"),
     ],
 )
 def test_a_figure_that_cannot_be(tmp_path: Path, changes: list[tuple[str, str]], message: str) -> None:
@@ -184,26 +210,37 @@ def test_reproduce_draws_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     main([*asked, "--rounds", "2"])
     assert "Figure 1 is drawn in" in capsys.readouterr().out
     assert [path.name for path in out.glob("*.svg")] == ["mine-2-rounds.svg"]
-    (panel,) = panels(ElementTree.parse(out / "mine-2-rounds.svg").getroot())
-    assert len(paths(panel)) == 2
+    root = ElementTree.parse(out / "mine-2-rounds.svg").getroot()
+    assert len(paths(panels(root)[0])) == 2
+    assert "2 rounds, not the paper's" in words(root)
     main([*asked, "--show"])  # of the whole one nothing is there
     assert "drawn" not in capsys.readouterr().out
+    main([*asked, "--rounds", "2", "--show", "--methods", "local", "--format", "csv"])
+    printed = capsys.readouterr().out
+    assert printed.startswith("method,")
+    assert "drawn" not in printed
+    assert len(paths(panels(ElementTree.parse(out / "mine-2-rounds.svg").getroot())[0])) == 2  # all that is there
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     made = recipe(tmp_path)
     found: Found = {("Alone", ()): {0: result(post=[1, 2])}, ("Together", ()): {}}
     with pytest.raises(CoterieError, match="cannot be written"):
-        write_figure(made, made.rows, found, tmp_path / "nowhere" / "x.svg")
+        write_figure(made, found, tmp_path / "nowhere")
+    (tmp_path / "mine.svg").write_text("old", encoding="utf-8")
+    with pytest.raises(UnicodeEncodeError):  # half-way through
+        write_figure(made, {**found, ("Alone", ()): {0: {**result(post=[1, 2]), "commit": "\ud800"}}}, tmp_path)
+    assert [path.name for path in tmp_path.glob("mine.svg*")] == ["mine.svg"]
+    assert (tmp_path / "mine.svg").read_text(encoding="utf-8") == "old"
 
 
 @pytest.mark.skipif(PROGRAM is None, reason="chromium is not installed, so no figure was opened in a browser")
 def test_all_words_are_inside_the_picture(tmp_path: Path) -> None:
-    long = "a method with quite a long name"
+    long = "a method with " + "quite " * 20 + "a long name"
     made = recipe(tmp_path, ("name: Alone", f"name: {long}"))
     found: Found = {(long, ()): {0: result(post=[1, 2])}, ("Together", ()): {0: result(post=[99, 100])}}
-    path = tmp_path / "x.svg"
-    assert write_figure(made, made.rows, found, path)
+    path = write_figure(made, found, tmp_path)
+    assert path is not None
     with Browser(tmp_path / "profile") as browser:
         browser.open(path.as_uri())
         assert browser.problems == []

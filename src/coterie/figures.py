@@ -16,14 +16,13 @@ from coterie.federation.disk import whole
 from coterie.recipes import ROUNDS, WEIGHTS, Recipe, Row, Value
 from coterie.reports import charts
 from coterie.reports.charts import LEVELS, Series
-from coterie.reports.markup import Markup, number, tag
+from coterie.reports.markup import Markup, tag
 from coterie.reports.page import asset
 from coterie.reproduce import Found
-from coterie.results import origin, outcome
+from coterie.results import origins, outcome, seeds
 
 MARGIN, GAP, LINE = 20, 18, 20
 LETTER = 7.2  # width of one, about
-FONT = 'svg { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif; }'
 MADE_OF = "The shade of a cell says how much of the head of the column's client is in the head of the row's client."
 
 
@@ -48,23 +47,29 @@ class Sheet(NamedTuple):
     key: list[tuple[int, str]]  # lines: look and name
 
 
-def write_figure(recipe: Recipe, rows: Sequence[Row], found: Found, path: Path) -> bool:
-    """Whether there was anything to draw. All of the file or nothing of it."""
-    drawn = figure(recipe, rows, found)
+def write_figure(recipe: Recipe, found: Found, folder: Path, rounds: int | None = None) -> Path | None:
+    """Where it is now; None if there was nothing to draw. All of the file or nothing of it.
+
+    rounds: other ones than the paper's, kept apart.
+    """
+    drawn = figure(recipe, recipe.rows, found)
     if drawn is None:
-        return False
+        return None
+    path = folder / f"{recipe.id}{'' if rounds is None else f'-{rounds}-rounds'}.svg"
     try:
         with whole(path) as part:
             part.write_text(drawn, encoding="utf-8")
     except OSError as error:
         raise CoterieError(f"{path} cannot be written: {error.strerror}") from None
-    return True
+    return path
 
 
 def figure(recipe: Recipe, rows: Sequence[Row], found: Found) -> str | None:
     """None if nothing was run, or if the recipe is that of a table."""
     if recipe.figure is None:
         return None
+    if recipe.figure == WEIGHTS:
+        found = {cell: dict(list(by_seed.items())[:1]) for cell, by_seed in found.items()}
     sheet = {ROUNDS: curves, WEIGHTS: weights}.get(recipe.figure, sweep)(recipe, rows, found)
     contents = [content for row in rows for value in recipe.values for content in found[row.name, value].values()]
     return drawn(recipe, sheet, contents) if sheet.panels else None
@@ -101,7 +106,7 @@ def swept(recipe: Recipe, row: Row, found: Found, other: Value, measure: str) ->
 
 
 def weights(recipe: Recipe, rows: Sequence[Row], found: Found) -> Sheet:
-    """Of whose heads every head is made, of the first seed: panels of a value beside each other, by round."""
+    """Of whose heads every head is made: panels of a value beside each other, by round. One seed has to be enough."""
     panels = []
     for row, value in product(rows, recipe.values):
         kept = next(iter(found[row.name, value].values()), {}).get("records", {}).get(WEIGHTS, {})
@@ -109,13 +114,15 @@ def weights(recipe: Recipe, rows: Sequence[Row], found: Found) -> Sheet:
             words = [row.name if len(rows) > 1 else "", named(recipe, value, ""), f"round {at}"]
             name = ", ".join(filter(None, words))
             shades = charts.shades(np.asarray(matrix, np.float64)).tolist()
-            draw = partial(charts.heat_map, name, MADE_OF, shades, [str(i) for i in range(len(matrix))])
+            everyone = len(matrix) == recipe.plan(row, value).clients  # otherwise nobody knows who they are
+            labels = [str(i) if everyone else "" for i in range(len(matrix))]
+            draw = partial(charts.heat_map, name, MADE_OF, shades, labels)
             panels.append(Panel(name, draw, MADE_OF))
     return Sheet(panels, len(recipe.records[WEIGHTS]), 300, 312, [])
 
 
 def named(recipe: Recipe, value: Value, measure: str) -> str:
-    settings = [f"{name.replace('_', ' ')} {number(v) if isinstance(v, float) else v}" for name, v in value]
+    settings = [f"{name.replace('_', ' ')} {f'{v:.10g}' if isinstance(v, float) else v}" for name, v in value]
     return ", ".join([*settings, *([measure] if measure and len(recipe.measures) > 1 else [])])
 
 
@@ -124,15 +131,15 @@ def without(value: Value, name: str) -> Value:
 
 
 def mean_curve(contents: Iterable[dict[str, Any]], point: str, average: str) -> Points:
-    """Over seeds, in percent. A final step has no curve; local training, which it is much like, has."""
-    own = [c["history"].get("post" if point == "finished" else point, {"round": [], average: []}) for c in contents]
-    found = [{r: v for r, v in zip(h["round"], h[average], strict=True) if v is not None} for h in own]
+    """Over seeds, in percent. What is measured at the end only is one point."""
+    own = [content["history"].get(point, {}) for content in contents]
+    found = [{r: v for r, v in zip(h.get("round", ()), h.get(average, ()), strict=False) if v is not None} for h in own]
     shared = sorted(set.intersection(*map(set, found))) if found else []
     return [(r, 100 * sum(curve[r] for curve in found) / len(found)) for r in shared]
 
 
 def panel(recipe: Recipe, name: str, rows: Sequence[Row], points: Sequence[Points], x_name: str) -> list[Panel]:
-    """None if there are no points."""
+    """Nothing if there are no points."""
     each = zip(rows, points, strict=True)
     shown = [Series(row.name, own, recipe.rows.index(row)) for row, own in each if own]
     if not shown:
@@ -153,22 +160,23 @@ def drawn(recipe: Recipe, sheet: Sheet, contents: Sequence[dict[str, Any]]) -> s
     wide = sheet.columns * (sheet.wide + GAP) - GAP
     above = LINE if any(shown.name for shown in sheet.panels) else 0
     title = f"{recipe.id}: {recipe.paper}, {recipe.place}"
-    parts, top = [charts.text(MARGIN, MARGIN + 10, title, "start", "strong")], float(MARGIN + 22)
+    heading = fitting(title, wide)
+    parts, top = [charts.text(MARGIN, MARGIN + 10, heading, "start", "strong")], float(MARGIN + 22)
     for first in range(0, len(sheet.panels), sheet.columns):
         for column, shown in enumerate(sheet.panels[first : first + sheet.columns]):
             left = MARGIN + column * (sheet.wide + GAP)
-            parts.append(charts.text(left, top + above - 4, shown.name, "start", "strong"))
+            parts.append(charts.text(left, top + above - 4, fitting(shown.name, sheet.wide), "start", "strong"))
             parts.append(shown.draw(x=left, y=top + above, width=sheet.wide, height=sheet.high))
         top += above + sheet.high + GAP
     more, top = legend(sheet.key, wide, top) if sheet.key else scale(top)
     parts += more
     top += GAP / 2
-    for line in textwrap.wrap(told(recipe, contents), int(wide / LETTER * 1.1)):
+    for line in textwrap.wrap(told(recipe, contents), int(wide / LETTER)):
         top += LINE
         parts.append(charts.text(MARGIN, top, line, "start", "axis"))
     size = {"width": wide + 2 * MARGIN, "height": top + MARGIN}
     ground = tag("rect", **size, rx=8, style="fill: var(--card)")
-    style = tag("style", Markup(asset("charts.css") + FONT))
+    style = tag("style", Markup(asset("charts.css")))
     about = " ".join(f"{p.name}: {p.about}." if p.name else f"{p.about}." for p in sheet.panels)
     whole_svg = charts.svg(
         title, about, size["width"], size["height"], style, ground, *parts, **size, xmlns="http://www.w3.org/2000/svg"
@@ -180,6 +188,7 @@ def legend(key: Sequence[tuple[int, str]], wide: float, top: float) -> tuple[lis
     """How each line looks, as many beside each other as fit; and where that ends."""
     parts, left, top = list[Markup](), float(MARGIN), top + LINE
     for look, name in key:
+        name = fitting(name, wide - 46)
         width = 46 + LETTER * len(name) + GAP
         if left > MARGIN and left + width > MARGIN + wide:
             left, top = float(MARGIN), top + LINE
@@ -200,9 +209,16 @@ def scale(top: float) -> tuple[list[Markup], float]:
     return parts, top + LINE
 
 
+def fitting(words: str, wide: float) -> str:
+    """As much of them as there is room for, bold ones too."""
+    most = int(wide / (1.15 * LETTER))
+    return words if len(words) <= most else f"{words[: most - 1]}…"
+
+
 def told(recipe: Recipe, contents: Sequence[dict[str, Any]]) -> str:
     """Where the numbers come from."""
-    found = [origin(content) for content in contents]
-    kinds = {name: ", ".join(dict.fromkeys(o[name] for o in found)) for name in found[0] if name != "partition"}
-    seeds = ", ".join(map(str, sorted({content["seed"] for content in contents})))
-    return f"Recipe {recipe.id}; seed {seeds}; {'; '.join(f'{name} {values}' for name, values in kinds.items())}."
+    kinds = {name: ", ".join(values) for name, values in origins(contents).items() if name != "partition"}
+    words = [f"Recipe {recipe.id}", f"seed {seeds(contents)}", *(f"{name} {values}" for name, values in kinds.items())]
+    reduced = sorted({content["rounds"] for content in contents if content.get("reduced")})
+    words += [f"{', '.join(map(str, reduced))} rounds, not the paper's"] if reduced else []
+    return f"{'; '.join(words)}."

@@ -168,8 +168,10 @@ def serve(line: Connection, work: Work, jobs: int) -> None:
             torch.cuda.empty_cache()  # for the others
             with contextlib.suppress(ConnectionError):
                 line.send(answer)
-    except KeyboardInterrupt:
-        os._exit(128 + signal.SIGTERM)  # torch takes a second to leave in order
+    except BaseException:
+        if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
+            raise
+        os._exit(128 + signal.SIGTERM)  # asked to leave; in order it takes torch a second, and things may go wrong
 
 
 def arriving(line: Connection) -> Iterator[Any]:

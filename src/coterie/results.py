@@ -10,7 +10,7 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,16 @@ def origin(content: dict[str, Any]) -> dict[str, str]:
         "measured": content["date"],
         "partition": f"`{str(content.get('partition'))[:12]}`",
     }
+
+
+def origins(contents: Iterable[dict[str, Any]]) -> dict[str, list[str]]:
+    """Every kind of origin -> all that occur."""
+    found = [origin(content) for content in contents]
+    return {name: list(dict.fromkeys(o[name] for o in found)) for name in found[0]} if found else {}
+
+
+def seeds(contents: Iterable[dict[str, Any]]) -> str:
+    return ", ".join(map(str, sorted({content["seed"] for content in contents})))
 
 
 def seconds_alone(content: dict[str, Any]) -> float | None:

@@ -9,11 +9,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from coterie.cli import main
 from coterie.core.errors import CoterieError
 from coterie.core.local import Sgd
+from coterie.data.dirichlet import dirichlet, dirichlet_crc
+from coterie.data.partition import Labels, Partition
 from coterie.demo import METHODS, SETTINGS
 from coterie.federation import Settings
 from coterie.ledger import Files, differences, pages
@@ -464,6 +467,41 @@ def test_no_number_of_the_page_on_results_is_typed() -> None:
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     typed = re.sub(r"<!-- \w+ -->.*?<!-- end -->|^```.*?^```", "", page, flags=re.S | re.M)
     assert set(re.findall(r"\d+[.,]\d+", typed)) == {str(NEAR)}
+
+
+def share(rule: Callable[..., Partition], samples: int, **settings: Any) -> float:
+    """Of a sample's class in its client's data, in percent, over all samples. It does not depend on which samples of a
+    class a client has; `samples` are those of a class."""
+    labels = Labels("any", np.repeat(np.arange(10), samples), np.arange(0), tuple("abcdefghij"))
+    made = rule(labels, **settings)
+    own = [labels.merged[np.concatenate(both)] for both in zip(made.train, made.test, strict=True)]
+    counts = np.stack([np.bincount(classes, minlength=10) for classes in own])  # (client, class)
+    return float(100 * (counts**2 / counts.sum(1, keepdims=True)).sum() / counts.sum())
+
+
+def test_the_shares_that_the_findings_tell() -> None:
+    texts = Findings(Files(RESULTS)).texts
+    crc = {"samples": 6000, "num_clients": 100, "alpha": 0.1, "min_size": 10, "train_share": 0.8}
+    drawn = [share(dirichlet_crc, seed=seed, **crc) for seed in range(40)]
+    told = texts["FedCRC's Table I"]
+    assert f"to {drawn[0]:.0f} % of" in told
+    assert f"that is {np.mean(drawn):.0f} % (standard deviation {np.std(drawn, ddof=1):.0f})" in told
+    assert f"Seed 1 has these {drawn[1]:.0f} %" in told
+    assert f"comes to {share(dirichlet, seed=0, **crc):.0f} %" in told
+
+    akd = {"samples": 7000, "num_clients": 10, "alpha": 0.5, "min_size": 1, "train_share": 0.75}
+    ours, even, uneven = (share(dirichlet, seed=seed, **akd) for seed in (42, 33, 1))
+    told = texts["PFAKD's comparison"]
+    assert f"to {ours:.0f} % of the sample's class in our draw and to {even:.0f} % in that one" in told
+    assert f"Of a draw with {uneven:.0f} %" in told
+    draw, counts = np.random.RandomState(42), np.zeros((10, 0), int)  # as such code does it: (client, class)
+    for _ in range(10):
+        draw.shuffle(np.arange(7000))
+        p = draw.dirichlet(np.full(10, 0.5)) * (counts.sum(1) < 7000)
+        edges = (np.cumsum(p / p.sum()) * 7000).astype(int)[:-1]
+        counts = np.column_stack([counts, np.diff([0, *edges, 7000])])
+    theirs = 100 * (counts**2 / counts.sum(1, keepdims=True)).sum() / counts.sum()
+    assert f"older generator, gives {theirs:.0f} % too" in told
 
 
 def test_all_early_runs_are_in_a_table() -> None:

@@ -6,6 +6,8 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
+import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from coterie.cli import main
 from coterie.clients import looped
 from coterie.display import Lines
 from coterie.federation.stopping import Stopped
+from coterie.jobs import Task, side_by_side
 from coterie.recipes import find
 from coterie.reproduce import cells, reproduce
 from coterie.results import Shelf
@@ -119,6 +122,29 @@ def test_asked_to_stop(tmp_path: Path) -> None:
         go(written(tmp_path, "mine", LONG, *SHORT), tmp_path / "out", say)
     assert stop.value.signal == signal.SIGTERM
     assert len(results(tmp_path / "out")) >= 1
+    assert workers() == []
+
+
+def spoil(begun: Path) -> str:
+    try:
+        begun.touch()
+        time.sleep(60)
+    finally:
+        raise RuntimeError("it does not even stop well")
+
+
+def test_what_goes_wrong_while_stopping_is_not_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def ask() -> None:
+        while not (tmp_path / "begun").exists():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    with pytest.raises(Stopped):
+        side_by_side([Task("a", tmp_path / "begun"), Task("b", tmp_path / "too")], spoil, 2, lambda line: None)
+    thread.join()
+    assert "Traceback" not in capfd.readouterr().err
     assert workers() == []
 
 

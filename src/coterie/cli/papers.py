@@ -43,7 +43,7 @@ def add_reproduce_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", metavar="FOLDER", default="runs/recipes", help="folder of results (runs/recipes)")
     parser.add_argument("--data-dir", metavar="FOLDER", help="folder with datasets (or set COTERIE_DATA)")
-    parser.add_argument("--show", action="store_true", help="run nothing, only show what is there")
+    parser.add_argument("--show", action="store_true", help="run nothing, only show and draw what is there")
     parser.add_argument("--commit", help="commit of this code, where git does not say it")
     add_format(parser)
 
@@ -106,14 +106,18 @@ def do_reproduce(chosen: argparse.Namespace) -> None:
             say=say,
         )
     )
-    found = [results(recipe, rows, shelf, chosen.seeds, rounds) for recipe, rows in asked]
-    tables.show(
-        [t for (recipe, rows), own in zip(asked, found, strict=True) for t in report(recipe, rows, own, rounds)], format
-    )
-    for (recipe, rows), own in zip(asked, found, strict=True):
-        path = shelf.folder / f"{recipe.id}{'' if rounds is None else f'-{rounds}-rounds'}.svg"
-        if write_figure(recipe, rows, own, path):
-            say(f"{recipe.place} is drawn in {path}")
+    made, figures = list[tables.Table](), list[str]()
+    for recipe, rows in asked:
+        found = results(recipe, recipe.rows, shelf, chosen.seeds, rounds)
+        made += report(recipe, rows, found, rounds)
+        try:
+            if path := write_figure(recipe, found, shelf.folder, rounds):
+                figures.append(f"{recipe.place} is drawn in {path}")
+        except CoterieError as error:
+            wrong.append(str(error))
+    tables.show(made, format)
+    for line in figures:
+        say(line)
     if wrong:
         raise CoterieError("; ".join(wrong))
 

@@ -87,7 +87,7 @@ class Looped(Resident):
         self.close()
 
     def kill(self) -> None:
-        for worker in list(self.pool._processes.values()) if self.pool else ():
+        for worker in list((self.pool._processes or {}).values()) if self.pool else ():  # None: it is shut down
             worker.kill()
         answers: Any = self.pool and self.pool._result_queue
         if answers:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from coterie.core.errors import CoterieError
+from coterie.figures import figure
 from coterie.recipes import Recipe, Row, Value, find, read_recipe, recipes
 from coterie.recipes.keys import Keys, fitting
 from coterie.reproduce import Found
@@ -96,6 +97,10 @@ class Files:
     def found(self, recipe: Recipe) -> Found:
         """All trainings that a recipe shows."""
         return dict(self._each(recipe))
+
+    def picture(self, recipe: Recipe) -> str | None:
+        """Its figure as SVG; None if there is none, or nothing to draw."""
+        return figure(recipe, recipe.rows, self.found(recipe))
 
     def _each(self, recipe: Recipe) -> Iterator[tuple[tuple[str, Value], dict[int, dict[str, Any]]]]:
         """Row and value, and their trainings by seed."""

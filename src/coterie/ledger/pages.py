@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from coterie.core.errors import CoterieError
-from coterie.figures import figure
 from coterie.ledger import readme
 from coterie.ledger.files import Files
 from coterie.ledger.findings import Findings
@@ -30,9 +29,9 @@ def pages(files: Files, root: Path) -> dict[Path, tuple[str, str]]:
     """Every picture and every page as it is, and as the files have it."""
     found = {}
     for recipe in files.recipes:
-        if drawn := figure(recipe, recipe.rows, files.found(recipe)):
+        if drawn := files.picture(recipe):
             path = root / "docs" / PICTURES / f"{recipe.id}.svg"
-            found[path] = read(path) if path.exists() else "", drawn
+            found[path] = path.read_bytes().decode(errors="replace") if path.is_file() else "", drawn
     for name, texts in blocks(files).items():
         page = read(path := root / name)
         found[path] = page, renewed(page, {mark: f"\n\n{text}\n\n" for mark, text in texts.items()}, str(path))

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from coterie.core.errors import CoterieError
 from coterie.ledger.files import Files
-from coterie.ledger.sections import Cell, cells, origins, ours_text, seeds
+from coterie.ledger.sections import Cell, cells, contents, ours_text
 from coterie.reproduce import MET, NEAR, published_text
-from coterie.results import accuracies, seconds_alone
+from coterie.results import accuracies, origins, seconds_alone, seeds
 from coterie.tables import Table, markdown
 
 DEMO = "demo"
@@ -118,8 +118,10 @@ def texts(cell: Cell) -> list[str]:
 
 
 def origin(name: str, made: list[Cell], words: Words) -> str:
-    told = {kind: ", ".join(values) for kind, values in origins(made).items()}
-    text = words.origin.format(name=name, recipe=made[0].recipe.id, seed=words.seed, seeds=seeds(made), **told)
+    told = {kind: ", ".join(values) for kind, values in origins(contents(made)).items()}
+    text = words.origin.format(
+        name=name, recipe=made[0].recipe.id, seed=words.seed, seeds=seeds(contents(made)), **told
+    )
     for term, translated in words.terms:
         text = text.replace(term, translated)
     return text

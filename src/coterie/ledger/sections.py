@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from coterie.ledger.files import Files, Reading
 from coterie.recipes import Recipe, Row, Value
 from coterie.reproduce import Comparison, compared, published_text
-from coterie.results import origin, outcome, seconds_alone
+from coterie.results import origins, outcome, seconds_alone, seeds
 from coterie.significance import Spread
 from coterie.tables import Table, markdown
 
@@ -50,14 +50,8 @@ def cells(files: Files, recipe: Recipe) -> list[Cell]:
     ]
 
 
-def origins(cells: Iterable[Cell]) -> dict[str, list[str]]:
-    """Every kind of origin -> all that occur."""
-    found = [origin(r.content) for cell in cells for r in cell.readings]
-    return {name: list(dict.fromkeys(o[name] for o in found)) for name in found[0]} if found else {}
-
-
-def seeds(cells: Iterable[Cell]) -> str:
-    return ", ".join(map(str, sorted({r.content["seed"] for cell in cells for r in cell.readings})))
+def contents(cells: Iterable[Cell]) -> list[dict[str, Any]]:
+    return [reading.content for cell in cells for reading in cell.readings]
 
 
 def ours_text(cell: Cell) -> str:
@@ -73,7 +67,7 @@ def section(files: Files, recipe: Recipe, notes: Mapping[str, str]) -> str:
     every = cells(files, recipe)
     if not (made := [cell for cell in every if cell.comparison.ours]):
         return ""
-    told = origins(made)
+    told = origins(contents(made))
     differ = [name for name, values in told.items() if len(values) > 1 and name != "partition"]
     lines = [dict(columns(cell, differ)) for cell in made]
     shown = [name for name in lines[0] if any(line[name] != "-" for line in lines)]
@@ -82,15 +76,17 @@ def section(files: Files, recipe: Recipe, notes: Mapping[str, str]) -> str:
     parts = [
         f"## {recipe.id}: {recipe.paper}, {recipe.place}",
         f"{about(recipe, made)} {same}.{not_run(every, made)}",
-        *(
-            [f"![{recipe.paper}, {recipe.place}: accuracy of our runs]({PICTURES}/{recipe.id}.svg)"]
-            if recipe.figure
-            else []
-        ),
+        *picture(files, recipe),
         markdown(table).strip().split("\n", 2)[2],  # without its title
         *(notes[dataset] for dataset in recipe.datasets if dataset in notes),
     ]
     return "\n\n".join(parts)
+
+
+def picture(files: Files, recipe: Recipe) -> list[str]:
+    """The figure, if there is one."""
+    words = f"{recipe.paper}, {recipe.place}, from our trainings"
+    return [f"![{words}]({PICTURES}/{recipe.id}.svg)"] if files.picture(recipe) else []
 
 
 def about(recipe: Recipe, made: list[Cell]) -> str:
@@ -100,7 +96,7 @@ def about(recipe: Recipe, made: list[Cell]) -> str:
         return f"{', '.join(map(str, sorted(set(values))))} {name}"
 
     trained = [all_of("clients", (p.clients for p in plans)), all_of("rounds", (p.federation.rounds for p in plans))]
-    return f"Recipe `{recipe.id}`: {', '.join(recipe.datasets)}, {', '.join(trained)}; seed {seeds(made)};"
+    return f"Recipe `{recipe.id}`: {', '.join(recipe.datasets)}, {', '.join(trained)}; seed {seeds(contents(made))};"
 
 
 def not_run(every: list[Cell], made: list[Cell]) -> str:
@@ -131,6 +127,6 @@ def columns(cell: Cell, differ: Iterable[str]) -> Iterator[tuple[str, str]]:
         yield name, "-" if mean is None else f"{mean:.2f}"
     alone = [s for r in cell.readings if (s := seconds_alone(r.content)) is not None]
     yield "seconds", f"{Spread.of(alone).mean:.0f}" if alone else "-"
-    told = origins([cell])
+    told = origins(contents([cell]))
     for name in differ:
         yield name, ", ".join(told[name])

@@ -167,12 +167,12 @@ def method_kinds(name: Any) -> dict[str, Any]:
 
 
 def read_settings(where: str, content: Any, kinds: dict[str, Any]) -> dict[str, Any]:
-    keys = Keys(where, content)
-    for name in ("seed", "evaluate_every"):
+    keys, of_a_run = Keys(where, content), ("seed", "evaluate_every")
+    for name in of_a_run:
         if name in content:
             raise CoterieError(f"{where}{name} is of a run, not of a recipe: leave it out")
     found = {name: keys.take(name, kind) for name, kind in kinds.items() if name in keys.left}
-    keys.known += kinds
+    keys.known += [name for name in kinds if name not in of_a_run]
     keys.close()
     return found
 
@@ -221,7 +221,7 @@ def read_records(content: dict[str, Any]) -> dict[str, list[int]]:
 
 def read_figure(top: Keys, vary: dict[str, list[Any]], records: dict[str, list[int]]) -> str | None:
     name: str | None = top.name("figure", {ROUNDS, *vary, *({WEIGHTS} & records.keys())}, None)
-    if name in vary and not all(isinstance(v, int | float) for v in vary[name]):
+    if name in vary and not all(isinstance(v, int | float) and not isinstance(v, bool) for v in vary[name]):
         raise CoterieError(f"figure: {name} is not a number, so nothing can be drawn over it")
     return name
 

@@ -84,11 +84,11 @@ def frame(x: Axis, y: Axis, x_name: str, y_name: str, marks: Sequence[float]) ->
     level = [
         join(
             tag("line", x1=LEFT, x2=RIGHT, y1=y(v), y2=y(v), class_="rule"),
-            text(LEFT - 7, y(v) + 4.5, number(v), "end"),
+            text(LEFT - 7, y(v) + 4.5, f"{v:.10g}", "end"),
         )
         for v in ticks(y.low, y.high)
     ]
-    below = [text(x(v), BOTTOM + 19, number(v)) for v in marks]
+    below = [text(x(v), BOTTOM + 19, f"{v:.10g}") for v in marks]
     names = (text(4, 15, y_name, "start", "axis"), text((LEFT + RIGHT) / 2, HEIGHT - 8, x_name, class_="axis"))
     return join(*level, *below, *names)
 
