@@ -64,7 +64,7 @@ def result(seed: int = 0, records: dict[str, Any] | None = None, **curves: list[
 
 
 def drawn(made: Recipe, found: Found) -> ElementTree.Element:
-    text = figure(made, made.rows, found)
+    text = figure(made, found)
     assert text is not None
     return ElementTree.fromstring(text)
 
@@ -176,10 +176,10 @@ def test_shades_of_head_weights(tmp_path: Path) -> None:
 def test_nothing_is_drawn_of_nothing_or_of_a_table(tmp_path: Path) -> None:
     empty: Found = {("Alone", ()): {}, ("Together", ()): {}}
     made = recipe(tmp_path)
-    assert figure(made, made.rows, empty) is None
+    assert figure(made, empty) is None
     assert write_figure(made, empty, tmp_path) is None
     table = recipe(tmp_path, ("figure: rounds\n", ""))
-    assert figure(table, table.rows, {("Alone", ()): {0: result(post=[1, 2])}, ("Together", ()): {}}) is None
+    assert figure(table, {("Alone", ()): {0: result(post=[1, 2])}, ("Together", ()): {}}) is None
     assert list(tmp_path.glob("*.svg")) == []
 
 

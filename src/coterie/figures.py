@@ -24,8 +24,6 @@ from coterie.results import origins, outcome, seeds
 MARGIN, GAP, LINE = 20, 18, 20
 LETTER = 7.2  # width of one, about
 MADE_OF = "The shade of a cell says how much of the head of the column's client is in the head of the row's client."
-
-
 Points = list[tuple[float, float]]
 
 
@@ -52,7 +50,7 @@ def write_figure(recipe: Recipe, found: Found, folder: Path, rounds: int | None 
 
     rounds: other ones than the paper's, kept apart.
     """
-    drawn = figure(recipe, recipe.rows, found)
+    drawn = figure(recipe, found)
     if drawn is None:
         return None
     path = folder / f"{recipe.id}{'' if rounds is None else f'-{rounds}-rounds'}.svg"
@@ -64,34 +62,36 @@ def write_figure(recipe: Recipe, found: Found, folder: Path, rounds: int | None 
     return path
 
 
-def figure(recipe: Recipe, rows: Sequence[Row], found: Found) -> str | None:
+def figure(recipe: Recipe, found: Found) -> str | None:
     """None if nothing was run, or if the recipe is that of a table."""
     if recipe.figure is None:
         return None
     if recipe.figure == WEIGHTS:
         found = {cell: dict(list(by_seed.items())[:1]) for cell, by_seed in found.items()}
-    sheet = {ROUNDS: curves, WEIGHTS: weights}.get(recipe.figure, sweep)(recipe, rows, found)
-    contents = [content for row in rows for value in recipe.values for content in found[row.name, value].values()]
+    sheet = {ROUNDS: curves, WEIGHTS: weights}.get(recipe.figure, sweep)(recipe, found)
+    contents = [content for by_seed in found.values() for content in by_seed.values()]
     return drawn(recipe, sheet, contents) if sheet.panels else None
 
 
-def curves(recipe: Recipe, rows: Sequence[Row], found: Found) -> Sheet:
+def curves(recipe: Recipe, found: Found) -> Sheet:
     """Accuracy over rounds; a panel for each value and measure."""
     panels = []
     for value, (measure, average) in product(recipe.values, recipe.averages.items()):
-        points = [mean_curve(found[row.name, value].values(), recipe.point(row, measure), average) for row in rows]
-        panels += panel(recipe, named(recipe, value, measure), rows, points, "round")
-    return lines(recipe, rows, found, panels)
+        points = [
+            mean_curve(found[row.name, value].values(), recipe.point(row, measure), average) for row in recipe.rows
+        ]
+        panels += panel(recipe, named(recipe, value, measure), points, "round")
+    return lines(recipe, found, panels)
 
 
-def sweep(recipe: Recipe, rows: Sequence[Row], found: Found) -> Sheet:
+def sweep(recipe: Recipe, found: Found) -> Sheet:
     """Accuracy over what varies; a panel for each measure, and for each choice of what else varies."""
     over, panels = str(recipe.figure), []
     others = dict.fromkeys(without(value, over) for value in recipe.values)
     for other, measure in product(others, recipe.measures):
-        points = [swept(recipe, row, found, other, measure) for row in rows]
-        panels += panel(recipe, named(recipe, other, measure), rows, points, over.replace("_", " "))
-    return lines(recipe, rows, found, panels)
+        points = [swept(recipe, row, found, other, measure) for row in recipe.rows]
+        panels += panel(recipe, named(recipe, other, measure), points, over.replace("_", " "))
+    return lines(recipe, found, panels)
 
 
 def swept(recipe: Recipe, row: Row, found: Found, other: Value, measure: str) -> Points:
@@ -105,13 +105,13 @@ def swept(recipe: Recipe, row: Row, found: Found, other: Value, measure: str) ->
     return sorted(points)
 
 
-def weights(recipe: Recipe, rows: Sequence[Row], found: Found) -> Sheet:
+def weights(recipe: Recipe, found: Found) -> Sheet:
     """Of whose heads every head is made: panels of a value beside each other, by round. One seed has to be enough."""
     panels = []
-    for row, value in product(rows, recipe.values):
+    for row, value in product(recipe.rows, recipe.values):
         kept = next(iter(found[row.name, value].values()), {}).get("records", {}).get(WEIGHTS, {})
         for at, matrix in kept.items():
-            words = [row.name if len(rows) > 1 else "", named(recipe, value, ""), f"round {at}"]
+            words = [row.name if len(recipe.rows) > 1 else "", named(recipe, value, ""), f"round {at}"]
             name = ", ".join(filter(None, words))
             shades = charts.shades(np.asarray(matrix, np.float64)).tolist()
             everyone = len(matrix) == recipe.plan(row, value).clients  # otherwise nobody knows who they are
@@ -138,10 +138,9 @@ def mean_curve(contents: Iterable[dict[str, Any]], point: str, average: str) -> 
     return [(r, 100 * sum(curve[r] for curve in found) / len(found)) for r in shared]
 
 
-def panel(recipe: Recipe, name: str, rows: Sequence[Row], points: Sequence[Points], x_name: str) -> list[Panel]:
-    """Nothing if there are no points."""
-    each = zip(rows, points, strict=True)
-    shown = [Series(row.name, own, recipe.rows.index(row)) for row, own in each if own]
+def panel(recipe: Recipe, name: str, points: Sequence[Points], x_name: str) -> list[Panel]:
+    """Points are those of each row. Nothing if there are none."""
+    shown = [Series(row.name, points[look], look) for look, row in enumerate(recipe.rows) if points[look]]
     if not shown:
         return []
     about = "; ".join(f"{s.name} ends at {s.points[-1][1]:.1f} percent" for s in shown)
@@ -149,9 +148,9 @@ def panel(recipe: Recipe, name: str, rows: Sequence[Row], points: Sequence[Point
     return [Panel(name, draw, about)]
 
 
-def lines(recipe: Recipe, rows: Sequence[Row], found: Found, panels: list[Panel]) -> Sheet:
-    run = [row for row in rows if any(found[row.name, value] for value in recipe.values)]
-    key = [(recipe.rows.index(row), row.name) for row in run]
+def lines(recipe: Recipe, found: Found, panels: list[Panel]) -> Sheet:
+    run = {name for (name, _), by_seed in found.items() if by_seed}
+    key = [(look, row.name) for look, row in enumerate(recipe.rows) if row.name in run]
     return Sheet(panels, min(2, len(panels)), charts.WIDTH, charts.HEIGHT, key)
 
 

@@ -100,7 +100,7 @@ class Files:
 
     def picture(self, recipe: Recipe) -> str | None:
         """Its figure as SVG; None if there is none, or nothing to draw."""
-        return figure(recipe, recipe.rows, self.found(recipe))
+        return figure(recipe, self.found(recipe))
 
     def _each(self, recipe: Recipe) -> Iterator[tuple[tuple[str, Value], dict[int, dict[str, Any]]]]:
         """Row and value, and their trainings by seed."""
