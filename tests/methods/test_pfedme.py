@@ -48,12 +48,15 @@ class Plain:
             with torch.no_grad():
                 for n, p in theta.named_parameters():
                     local[n] = local[n] - eta * pull * (local[n] - p)
-        self.personal[i] = plain.copy(theta)
-        return plain.copy(theta) | local  # what is no parameter: BatchNorm's statistics
+        copied = plain.copy(theta) | local  # what is no parameter: BatchNorm's statistics
+        self.personal[i] = copied if self.method.use_local else plain.copy(theta)
+        return copied
 
 
 @pytest.mark.parametrize("batch_norm", [False, True], ids=["plain", "batchnorm"])
-@pytest.mark.parametrize("settings", [{}, {"steps": 2, "pull": 3.0, "personal_lr": 0.01, "server_step": 0.5}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"use_local": True}, {"steps": 2, "pull": 3.0, "personal_lr": 0.01, "server_step": 0.5}]
+)
 def test_three_rounds_equal_the_plain_implementation(settings: dict[str, Any], batch_norm: bool) -> None:
     """The protocol has momentum; pFedMe has none."""
     data, method = plain.data(), pFedMe(train=SGD, **settings)

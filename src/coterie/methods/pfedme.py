@@ -27,7 +27,7 @@ class Server(NamedTuple):
 
 
 class State(NamedTuple):
-    weights: Weights  # θ_i, the personal model
+    weights: Weights  # θ_i, the personal model; or w_i
 
 
 class Down(NamedTuple):
@@ -47,6 +47,7 @@ class pFedMe(Method[Server, State, Down, Up]):
         default=None, metadata={"help": "learning rate of the personal model; the local one if not set (η_p)"}
     )
     server_step: float = field(default=1.0, metadata={"help": "how far the server goes to the clients' mean (β)"})
+    use_local: bool = field(default=False, metadata={"help": "clients use the local copy (w), not the personal model"})
 
     title: ClassVar[str] = "pFedMe"
     results: ClassVar[dict[str, str]] = {"pFedMe": "post"}
@@ -81,7 +82,7 @@ class pFedMe(Method[Server, State, Down, Up]):
             return personal, moved if batch.active is None else tree.where(batch.active, moved, local)
 
         personal, local = fold((down.weights, down.weights), ((step, run) for run in self.train.runs(data)))
-        return State(personal), Up(local, data.samples)
+        return State(local if self.use_local else personal), Up(local, data.samples)
 
     def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
         mean = tree.average(ups.weights, ups.samples)
