@@ -168,8 +168,8 @@ def serve(line: Connection, work: Work, jobs: int) -> None:
             torch.cuda.empty_cache()  # for the others
             with contextlib.suppress(ConnectionError):
                 line.send(answer)
-    except BaseException:
-        if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
+    except BaseException as error:
+        if not isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
             raise
         os._exit(128 + signal.SIGTERM)  # asked to leave; in order it takes torch a second, and things may go wrong
 

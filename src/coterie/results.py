@@ -118,7 +118,7 @@ def seeds(contents: Iterable[dict[str, Any]]) -> str:
 
 
 def seconds_alone(content: dict[str, Any]) -> float | None:
-    """How long a training took; None if others ran beside it on the same machine."""
+    """How long a training took; None if others ran beside it on the same machine, however many (`jobs`: null)."""
     return None if "jobs" in content["hardware"] else float(content["seconds"]["total"])
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import coterie
-from coterie.clients import Batched, Job, Looped, Turn
+from coterie.clients import Batched, Job, Looped, Turn, looped
 from coterie.clients.base import send
 from coterie.clients.looped import channels_last, packed, unpacked
 from coterie.core import tree
@@ -109,6 +109,12 @@ def test_a_worker_that_dies_is_told() -> None:
     with pytest.raises(CoterieError, match="a worker process died"):
         clients.train(everyone, send(clients.method, server, everyone), Turn(0))
     clients.close()
+
+
+def test_processes_that_die_as_they_start_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looped, "sit_down", lambda desk: os._exit(1))
+    with pytest.raises(CoterieError, match="a worker process died"):
+        Looped(toy.method("fedavg"), toy.model(), toy.toy(), 0, processes=2)
 
 
 def test_workers_killed_in_the_middle_of_an_answer() -> None:

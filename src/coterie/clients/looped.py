@@ -28,6 +28,7 @@ from coterie.core.samples import FederatedData, Split
 COHORT = 1024  # clients whose states are out of the store at a time, at most
 COHORT_BYTES = 2**28  # and what these states may take
 PR_SET_PDEATHSIG = 1  # of Linux
+DIED = "a worker process died (out of memory?); try fewer with --processes, or --processes 1 to debug"
 SHARES = 16  # parts of the work for each process: enough that none waits long for the others
 
 
@@ -72,9 +73,7 @@ class Looped(Resident):
             parts = [unpacked(future.result()) for _, future in shares]
         except BrokenProcessPool:
             self.kill()  # the others, which the pool asks to end by a signal that they ignore
-            raise CoterieError(
-                "a worker process died (out of memory?); try fewer with --processes, or --processes 1 to debug"
-            ) from None
+            raise CoterieError(DIED) from None
         return tree.pick(tree.join(parts), torch.cat([rows for rows, _ in shares]).argsort())
 
     def close(self) -> None:
@@ -208,8 +207,11 @@ def start_pool(count: int, desk: Desk) -> ProcessPoolExecutor:
     # Forked workers see the desk without copying it, and models defined in a script or notebook work.
     kind = "fork" if sys.platform == "linux" else "spawn"
     pool = ProcessPoolExecutor(count, multiprocessing.get_context(kind), initializer=sit_down, initargs=(desk,))
-    for ready in [pool.submit(os.getpid) for _ in range(count)]:
-        ready.result()
+    try:
+        for ready in [pool.submit(os.getpid) for _ in range(count)]:
+            ready.result()
+    except BrokenProcessPool:
+        raise CoterieError(DIED) from None
     return pool
 
 
