@@ -48,6 +48,9 @@ class SCAFFOLD(Method[Server, State, Down, Up]):
     weight_by_samples: bool = field(
         default=False, metadata={"help": "weight models by samples; otherwise all clients count alike"}
     )
+    of_participants: bool = field(
+        default=False, metadata={"help": "average changes of controls over participants; otherwise over all clients"}
+    )
 
     title: ClassVar[str] = "SCAFFOLD"
     results: ClassVar[dict[str, str]] = {"SCAFFOLD": "pre"}
@@ -84,8 +87,8 @@ class SCAFFOLD(Method[Server, State, Down, Up]):
     def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
         samples = server.samples[clients]
         weights = tree.average(ups.weights, samples if self.weight_by_samples else torch.ones_like(samples))
-        everyone = len(server.samples)  # m, not only those who took part
-        control = tree.apply(lambda c, change: c + change.sum(0) / everyone, server.control, ups.control_change)
+        count = len(clients) if self.of_participants else len(server.samples)  # |S| or m
+        control = tree.apply(lambda c, change: c + change.sum(0) / count, server.control, ups.control_change)
         return Server(weights, control, server.samples)
 
     def client_predict(self, model: Model, state: State, down: Down, x: Tensor) -> Tensor:
