@@ -89,16 +89,24 @@ def growth(found: dict[str, Results]) -> str:
 
 
 def profiles(found: dict[str, Results]) -> str:
-    """Where the time of one round of the first workload goes."""
+    """Where the time of a round goes, of the first workload that was measured with `--profile`."""
     parts = []
     for machine, results in found.items():
-        name = first(results)
-        for way, measured in results["workloads"].get(name, {"ways": {}})["ways"].items():
+        profiled = (n for n in SHOWN_FIRST if any("profile" in way for way in ways(results, n).values()))
+        name = next(profiled, "")
+        for way, measured in ways(results, name).items():
             if "profile" in measured:
                 rows = [["operation", "share of the round's work, %"]]
                 rows += [[f"`{op}`", f"{100 * share:.1f}"] for op, share in measured["profile"].items()]
-                parts += [f"`{name}` on {machine}, {way}:", tables.markdown(rows)]
+                commit = results["workloads"][name]["commit"]
+                parts += [f"`{name}` on {machine}, {way} (commit {commit}):", tables.markdown(rows)]
     return "\n\n".join(parts)
+
+
+def ways(results: Results, workload: str) -> dict[str, Any]:
+    """What was measured of a workload, by the way it was run; nothing if it was not."""
+    measured: dict[str, Any] = results["workloads"].get(workload, {}).get("ways", {})
+    return measured
 
 
 def tried() -> str:

@@ -130,6 +130,13 @@ def test_clients_count_alike_unless_asked(by_samples: bool, expected: float) -> 
     assert after.control["head.bias"].tolist() == pytest.approx([(1.0 + 3.0) / 5] * 4)
 
 
+def test_controls_may_be_averaged_over_participants() -> None:
+    method = SCAFFOLD(controls_of_participants=True)
+    server, _ = plain.federation(method, plain.data(), toy.model(), [])
+    after = method.server_receive(server, torch.tensor([1, 4]), up([1.0, 3.0]))  # two of five
+    assert after.control["head.bias"].tolist() == pytest.approx([(1.0 + 3.0) / 2] * 4)
+
+
 def test_it_reaches_the_optimum_of_all_where_fedavg_does_not() -> None:
     data, model = plain.line()
     sgd = Sgd(epochs=5, batch=12, lr=0.5, weight_decay=0.05)

@@ -5,6 +5,7 @@ Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled 
 ICML 2020. Controls by option II of the paper, a server step size of 1. Momentum is off here whatever the protocol
 says: it would lengthen the way a client goes, which option II takes for its gradient.
 Clients send the model they trained, which for that step size is the same as how far it moved.
+FedPAC's comparison seems to average changes of controls over the clients of a round, not over all; there is a setting.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class SCAFFOLD(Method[Server, State, Down, Up]):
     weight_by_samples: bool = field(
         default=False, metadata={"help": "weight models by samples; otherwise all clients count alike"}
     )
-    of_participants: bool = field(
+    controls_of_participants: bool = field(
         default=False, metadata={"help": "average changes of controls over participants; otherwise over all clients"}
     )
 
@@ -87,7 +88,7 @@ class SCAFFOLD(Method[Server, State, Down, Up]):
     def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
         samples = server.samples[clients]
         weights = tree.average(ups.weights, samples if self.weight_by_samples else torch.ones_like(samples))
-        count = len(clients) if self.of_participants else len(server.samples)  # |S| or m
+        count = len(clients) if self.controls_of_participants else len(server.samples)  # |S| or m
         control = tree.apply(lambda c, change: c + change.sum(0) / count, server.control, ups.control_change)
         return Server(weights, control, server.samples)
 
