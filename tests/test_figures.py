@@ -17,7 +17,7 @@ from coterie.reproduce import Found
 from tests.browser import PROGRAM, Browser
 
 SVG = "{http://www.w3.org/2000/svg}"
-LEFT, RIGHT, TOP, BOTTOM = 48, 508, 30, 256  # of a panel's data
+LEFT, RIGHT, TOP, BOTTOM = 48, 500, 30, 256  # of a panel's data
 TEXT = """\
 id: mine
 paper: "A & <B>"
@@ -123,7 +123,7 @@ def test_over_what_varies(tmp_path: Path) -> None:
     root = drawn(made, found)
     (panel,) = panels(root)
     assert paths(panel) == [f"M{LEFT} {BOTTOM}L{(LEFT + RIGHT) // 2} {TOP}L{RIGHT} {TOP}"]
-    assert "noniid s" in words(root)
+    assert "samples drawn from all classes alike, %" in words(root)
     assert "Together" not in words(root)  # it was not run
 
 
@@ -163,8 +163,8 @@ def test_shades_of_head_weights(tmp_path: Path) -> None:
     assert cells["h9"] == "M0 0h1v1h-1zM1 1h1v1h-1z"  # 1 and 0.96, by the root
     assert cells["h1"] == "M0 1h1v1h-1z"  # 0.04: a fifth of the scale
     assert {p.get("d") for p in third.iter(f"{SVG}path") if p.get("d")} == {"M0 0h2v1h-2zM0 1h2v1h-2z"}
-    assert "noniid s 0, round 1" in words(root)
-    assert "noniid s 50, round 3" in words(root)
+    assert "noniid_s 0, round 1" in words(root)
+    assert "noniid_s 50, round 3" in words(root)
     assert "seed 0;" in words(root)  # one is shown
     assert "percent, from 0 1 4 9 16 25 36 49 64 81" in words(root)
     assert [t.text for t in first.iter(f"{SVG}text")][:2] == [None, None]  # two of four took part: nobody knows which

@@ -23,6 +23,12 @@ from coterie.results import origins, outcome, seeds
 
 MARGIN, GAP, LINE = 20, 18, 20
 LETTER = 7.2  # width of one, about
+AXES = {  # what varies, in words; anything else by its name
+    "noniid_s": "samples drawn from all classes alike, %",
+    "local_size": "samples of a client",
+    "num_clients": "clients",
+    "epochs": "local epochs",
+}
 MADE_OF = "The shade of a cell says how much of the head of the column's client is in the head of the row's client."
 Points = list[tuple[float, float]]
 
@@ -90,7 +96,7 @@ def sweep(recipe: Recipe, found: Found) -> Sheet:
     others = dict.fromkeys(without(value, over) for value in recipe.values)
     for other, measure in product(others, recipe.measures):
         points = [swept(recipe, row, found, other, measure) for row in recipe.rows]
-        panels += panel(recipe, named(recipe, other, measure), points, over.replace("_", " "))
+        panels += panel(recipe, named(recipe, other, measure), points, AXES.get(over, over))
     return lines(recipe, found, panels)
 
 
@@ -122,7 +128,7 @@ def weights(recipe: Recipe, found: Found) -> Sheet:
 
 
 def named(recipe: Recipe, value: Value, measure: str) -> str:
-    settings = [f"{name.replace('_', ' ')} {f'{v:.10g}' if isinstance(v, float) else v}" for name, v in value]
+    settings = [f"{name} {f'{v:.10g}' if isinstance(v, float) else v}" for name, v in value]
     return ", ".join([*settings, *([measure] if measure and len(recipe.measures) > 1 else [])])
 
 

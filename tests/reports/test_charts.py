@@ -1,4 +1,4 @@
-"""Charts against coordinates computed by hand. The area with the data is x 48 to 508, y 256 (low) to 30 (high)."""
+"""Charts against coordinates computed by hand. The area with the data is x 48 to 500, y 256 (low) to 30 (high)."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def test_lines() -> None:
     drawn = charts.lines("t", "d", [Series("a", [(1, 0), (2, 50), (3, 100)], 0), Series("b", [(3, 25)], 6)], "x", "y")
     root = read(drawn)
     first, second = of_class(root, "line")
-    assert first.get("d") == "M48 256L278 143L508 30"
-    assert second.get("d") == "M508 199.5"  # a quarter of 226 above 256
+    assert first.get("d") == "M48 256L274 143L500 30"
+    assert second.get("d") == "M500 199.5"  # a quarter of 226 above 256
     groups = [e.get("class") for e in root if e.tag == "g"]
     assert groups == ["s0 d0", "s6 d1"]
     told = json.loads(root.get("data-lines") or "")
     assert told["x"] == [1, 2, 3]
     assert told["series"] == [["a", [0, 50, 100]], ["b", [None, None, 25]]]
-    assert told["axes"] == [[1, 3, 48, 508], [0, 100, 256, 30]]
+    assert told["axes"] == [[1, 3, 48, 500], [0, 100, 256, 30]]
 
 
 def test_series_of_every_number_look_different() -> None:
@@ -71,8 +71,8 @@ def test_bars() -> None:
     drawn = charts.bars("t", "d", Row("a", [50, 100], ["first", "second"]), "x", "y", dark=1, line=75)
     root = read(drawn)
     (low,), (high,) = of_class(root, "low"), of_class(root, "bar")
-    assert [low.get(k) for k in ("x", "y", "width", "height")] == ["49", "143", "228", "113"]
-    assert [high.get(k) for k in ("x", "y", "width", "height")] == ["279", "30", "228", "226"]
+    assert [low.get(k) for k in ("x", "y", "width", "height")] == ["49", "143", "224", "113"]
+    assert [high.get(k) for k in ("x", "y", "width", "height")] == ["275", "30", "224", "226"]
     assert (low.get("data-tip"), high.get("data-tip")) == ("first", "second")
     (mean,) = of_class(root, "mean")
     assert mean.get("y1") == "86.5"  # 256 - 0.75 * 226

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from coterie.reports.markup import Markup, join, number, tag
 
 WIDTH, HEIGHT = 520, 304
-LEFT, RIGHT, TOP, BOTTOM = 48, 508, 30, 256  # of the area with the data
+LEFT, RIGHT, TOP, BOTTOM = 48, 500, 30, 256  # of the area with the data
 COLOURS, DASHES = 7, 5  # classes s0 ... s6 and d0 ... d4 of the style
 LEVELS = 10  # shades of a heat map
 
