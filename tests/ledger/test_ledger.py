@@ -21,6 +21,7 @@ from coterie.demo import METHODS, SETTINGS
 from coterie.federation import Settings
 from coterie.ledger import Files, differences, pages
 from coterie.ledger.findings import Findings
+from coterie.ledger.overview import overview
 from coterie.ledger.sections import section
 from coterie.recipes import Recipe, find, read_recipe
 from coterie.reproduce import NEAR
@@ -30,7 +31,8 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 CIFAR, FASHION = "P1-T1-CIFAR10-20", "P1-T1-FMNIST-20"
 PAGES = {
-    "docs/results.md": "\n".join(f"<!-- {name} --><!-- end -->" for name in ("notes", "tables", "findings")),
+    "docs/results.md": "# Overview\n<!-- overview --><!-- end -->\n\n# All\n<!-- notes --><!-- end -->\n"
+    "<!-- tables --><!-- end -->\n<!-- findings --><!-- end -->",
     "README.md": "# A\n<!-- demo --><!-- end -->\n\n# B\n<!-- results --><!-- end -->\n",
     "README.zh.md": "# A\n<!-- demo --><!-- end -->\n\n# B\n<!-- results --><!-- end -->\n",
 }
@@ -118,6 +120,15 @@ def test_numbers_and_verdicts_by_hand(folder: Path) -> None:
     assert {"ours": "69.88", "difference": "+1.51", "verdict": "off"}.items() <= rows["FedPer"].items()
 
 
+def test_the_overview_by_hand(folder: Path) -> None:
+    tables = "FedPAC, ICLR 2023, Tables 1 and 4"
+    assert overview(Files(folder)).splitlines()[2:] == [
+        f"| [{CIFAR}](#p1-t1-cifar10-20-fedpac-iclr-2023-tables-1-and-4) {tables} | 2 of 4 | "
+        "FedAvg-FT -8.01, FedPer +1.51 |",  # FedAvg's training was given the same accuracy at every point
+        f"| [{FASHION}](#p1-t1-fmnist-20-fedpac-iclr-2023-tables-1-and-4) {tables} | 1 of 1 | - |",
+    ]
+
+
 def test_a_table_says_where_it_comes_from(folder: Path) -> None:
     text = section(Files(folder), find(CIFAR), {"cifar10": "Mind the frogs.", "emnist": "No."})
     assert text.startswith(f"## {CIFAR}: FedPAC, ICLR 2023, Tables 1 and 4\n")
@@ -164,7 +175,7 @@ def test_a_changed_number_is_found_and_named(folder: Path, capsys: pytest.Captur
     capsys.readouterr()
     assert ledger("--check") == 1
     told = capsys.readouterr().out
-    assert f"results.md is not what results says: {CIFAR}: FedPAC, ICLR 2023, Tables 1 and 4\n" in told
+    assert f"results.md is not what results says: Overview; {CIFAR}: FedPAC, ICLR 2023, Tables 1 and 4\n" in told
     assert FASHION not in told
     assert "README.md" in told
     assert Path("docs/results.md").read_text(encoding="utf-8") == before  # a check writes nothing

@@ -10,6 +10,7 @@ from coterie.core.errors import CoterieError
 from coterie.ledger import readme
 from coterie.ledger.files import Files
 from coterie.ledger.findings import Findings
+from coterie.ledger.overview import overview
 from coterie.ledger.sections import PICTURES, section
 
 
@@ -20,7 +21,12 @@ def blocks(files: Files) -> dict[str, dict[str, str]]:
     shown = {dataset for recipe in files.recipes for dataset in recipe.datasets}  # these have their note by their table
     notes = "\n".join(f"- {note}" for dataset, note in findings.notes.items() if dataset not in shown)
     return {
-        "docs/results.md": {"tables": tables, "findings": findings.as_list(), "notes": notes},
+        "docs/results.md": {
+            "overview": overview(files),
+            "notes": notes,
+            "tables": tables,
+            "findings": findings.as_list(),
+        },
         **{page: readme.blocks(files, words) for page, words in readme.WORDS.items()},
     }
 

@@ -74,13 +74,17 @@ def section(files: Files, recipe: Recipe, notes: Mapping[str, str]) -> str:
     table = Table("", shown, [[line[name] for name in shown] for line in lines])
     same = ", ".join(f"{name} {values[0]}" for name, values in told.items() if len(values) == 1)
     parts = [
-        f"## {recipe.id}: {recipe.paper}, {recipe.place}",
+        f"## {title(recipe)}",
         f"{about(recipe, made)} {same}.{not_run(every, made)}",
         *picture(files, recipe),
         markdown(table).strip().split("\n", 2)[2],  # without its title
         *(notes[dataset] for dataset in recipe.datasets if dataset in notes),
     ]
     return "\n\n".join(parts)
+
+
+def title(recipe: Recipe) -> str:
+    return f"{recipe.id}: {recipe.paper}, {recipe.place}"
 
 
 def picture(files: Files, recipe: Recipe) -> list[str]:
