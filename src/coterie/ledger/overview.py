@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import re
+from itertools import chain
 
 from coterie.ledger.files import Files
 from coterie.ledger.sections import Cell, cells, title
-from coterie.recipes import Recipe
-from coterie.reproduce import MET
 
 
 def overview(files: Files) -> str:
-    """One line for each recipe with published numbers and results, but for the folder's own, which only read anew."""
-    lines = ["| recipe | met | off, by how much |", "|---|---:|---|"]
+    """A line for each paper, and for each of its recipes with results. The folder's own only read others anew."""
+    papers: dict[str, list[list[Cell]]] = {}
     for recipe in files.recipes:
         judged = [cell for cell in cells(files, recipe) if cell.comparison.difference is not None]
         if judged and recipe.id not in files.own:
-            lines.append(line(recipe, judged))
+            papers.setdefault(recipe.paper, []).append(judged)
+    lines = ["| recipe | met | off, by how much |", "|---|---:|---|"]
+    for paper, tables in papers.items():
+        lines.append(f"| **{paper}** | {count(list(chain(*tables)))} | |")
+        lines += map(line, tables)
     return "\n".join(lines)
 
 
-def line(recipe: Recipe, judged: list[Cell]) -> str:
-    off = [cell for cell in judged if cell.comparison.verdict != MET]
-    told = ", ".join(f"{named(cell)} {cell.comparison.difference:+.2f}" for cell in off)
-    name = f"[{recipe.id}](#{anchor(title(recipe))}) {recipe.paper}, {recipe.place}"
-    return f"| {name} | {len(judged) - len(off)} of {len(judged)} | {told or '-'} |"
+def line(judged: list[Cell]) -> str:
+    recipe = judged[0].recipe
+    off = [f"{named(cell)} {cell.comparison.difference:+.2f}" for cell in judged if not cell.met]
+    return f"| [{recipe.id}](#{anchor(title(recipe))}) | {count(judged)} | {', '.join(off)} |"
+
+
+def count(judged: list[Cell]) -> str:
+    return f"{sum(cell.met for cell in judged)} of {len(judged)}"
 
 
 def named(cell: Cell) -> str:

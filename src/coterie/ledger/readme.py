@@ -7,7 +7,7 @@ from typing import NamedTuple
 from coterie.core.errors import CoterieError
 from coterie.ledger.files import Files
 from coterie.ledger.sections import Cell, cells, contents, ours_text
-from coterie.reproduce import MET, NEAR, published_text
+from coterie.reproduce import NEAR, published_text
 from coterie.results import accuracies, origins, seconds_alone, seeds
 from coterie.tables import Table, markdown
 
@@ -135,18 +135,14 @@ def taken(made: list[Cell], words: Words) -> str:
 def verdicts(files: Files, shown: list[Cell], words: Words) -> str:
     """How many are near the paper's number; what several tables have counts once, recipes of our own not at all."""
     every = {
-        (cell.comparison, id(cell.readings[0].content), cell.readings[0].point): near(cell)
+        (cell.comparison, id(cell.readings[0].content), cell.readings[0].point): cell.met
         for recipe in files.recipes
         if recipe.id not in files.own
         for cell in cells(files, recipe)
         if cell.comparison.difference is not None
     }
-    here = [near(cell) for cell in shown if cell.comparison.difference is not None]
+    here = [cell.met for cell in shown if cell.comparison.difference is not None]
     return words.within.format(near=NEAR, here=sum(here), shown=len(here), all=sum(every.values()), measured=len(every))
-
-
-def near(cell: Cell) -> bool:
-    return cell.comparison.verdict == MET
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from coterie.ledger.files import Files, Reading
 from coterie.recipes import Recipe, Row, Value
-from coterie.reproduce import Comparison, compared, published_text
+from coterie.reproduce import MET, Comparison, compared, published_text
 from coterie.results import origins, outcome, seconds_alone, seeds
 from coterie.significance import Spread
 from coterie.tables import Table, markdown
@@ -29,6 +29,10 @@ class Cell(NamedTuple):
     def comparison(self) -> Comparison:
         published = self.row.published.get(self.value, {}).get(self.measure)
         return compared(published, self.scores())
+
+    @property
+    def met(self) -> bool:
+        return self.comparison.verdict == MET
 
     def scores(self, point: str | None = None, report: str | None = None) -> list[float]:
         """By seed; measured at another point, or in other rounds, than those of the table where they are named."""
