@@ -92,9 +92,9 @@ def profiles(found: dict[str, Results]) -> str:
     """Where the time of a round goes, of the first workload that was measured with `--profile`."""
     parts = []
     for machine, results in found.items():
-        profiled = (n for n in SHOWN_FIRST if any("profile" in way for way in ways(results, n).values()))
+        profiled = (n for n in SHOWN_FIRST if any("profile" in way for way in measured_ways(results, n).values()))
         name = next(profiled, "")
-        for way, measured in ways(results, name).items():
+        for way, measured in measured_ways(results, name).items():
             if "profile" in measured:
                 rows = [["operation", "share of the round's work, %"]]
                 rows += [[f"`{op}`", f"{100 * share:.1f}"] for op, share in measured["profile"].items()]
@@ -103,7 +103,7 @@ def profiles(found: dict[str, Results]) -> str:
     return "\n\n".join(parts)
 
 
-def ways(results: Results, workload: str) -> dict[str, Any]:
+def measured_ways(results: Results, workload: str) -> dict[str, Any]:
     """What was measured of a workload, by the way it was run; nothing if it was not."""
     measured: dict[str, Any] = results["workloads"].get(workload, {}).get("ways", {})
     return measured

@@ -86,7 +86,10 @@ def test_curves_are_means_over_seeds_at_the_place_of_each_row(tmp_path: Path) ->
     made = recipe(tmp_path)
     found: Found = {
         ("Alone", ()): {0: result(0, post=[10, 30, 50]), 1: result(1, post=[30, 50, 70])},
-        ("Together", ()): {0: result(0, pre=[1, 2, 3], post=[4, 5, 6], finished=[None, None, 60])},
+        ("Together", ()): {
+            0: result(0, pre=[1, 2, 3], post=[4, 5, 6], finished=[None, None, 50]),
+            1: result(1, pre=[1, 2, 3], post=[4, 5, 6], finished=[None, None, 70]),
+        },
     }
     root = drawn(made, found)
     (panel,) = panels(root)  # y from 20 to 60, x from 1 to 3
@@ -99,6 +102,18 @@ def test_curves_are_means_over_seeds_at_the_place_of_each_row(tmp_path: Path) ->
     assert "mine: A & <B>, Figure 1" in told
     assert "seed 0, 1; commit abc1234; hardware abacus (2 CPU cores); precision fp32" in told
     assert {"Alone", "Together"} <= {t.text for t in root.findall(f"{SVG}text")}
+
+
+def test_all_lines_are_of_the_same_seeds(tmp_path: Path) -> None:
+    made = recipe(tmp_path)
+    found: Found = {
+        ("Alone", ()): {0: result(0, post=[20, 40, 60]), 1: result(1, post=[0, 0, 0])},
+        ("Together", ()): {0: result(0, finished=[None, None, 60])},
+    }
+    root = drawn(made, found)
+    middle = (LEFT + RIGHT) // 2, (TOP + BOTTOM) // 2
+    assert paths(panels(root)[0])[0] == f"M{LEFT} {BOTTOM}L{middle[0]} {middle[1]}L{RIGHT} {TOP}"
+    assert "seed 0; commit" in words(root)
 
 
 def test_a_curve_has_the_rounds_that_all_seeds_have() -> None:

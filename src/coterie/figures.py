@@ -29,7 +29,7 @@ AXES = {  # what varies, in words; anything else by its name
     "num_clients": "clients",
     "epochs": "local epochs",
 }
-MADE_OF = "The shade of a cell says how much of the head of the column's client is in the head of the row's client."
+MADE_OF = "The shade of a cell says how much of the head of the column's client is in the head of the row's client"
 Points = list[tuple[float, float]]
 
 
@@ -72,11 +72,17 @@ def figure(recipe: Recipe, found: Found) -> str | None:
     """None if nothing was run, or if the recipe is that of a table."""
     if recipe.figure is None:
         return None
-    if recipe.figure == WEIGHTS:
-        found = {cell: dict(list(by_seed.items())[:1]) for cell, by_seed in found.items()}
+    found = of_shared_seeds(found, most=1 if recipe.figure == WEIGHTS else None)
     sheet = {ROUNDS: curves, WEIGHTS: weights}.get(recipe.figure, sweep)(recipe, found)
     contents = [content for by_seed in found.values() for content in by_seed.values()]
     return drawn(recipe, sheet, contents) if sheet.panels else None
+
+
+def of_shared_seeds(found: Found, most: int | None) -> Found:
+    """So that no point of a line is of other seeds than its neighbours. All seeds, if there are none that all have."""
+    run = [by_seed.keys() for by_seed in found.values() if by_seed]
+    shared = sorted(set.intersection(*map(set, run)))[:most] if run else []
+    return {cell: {s: c for s, c in by_seed.items() if s in shared or not shared} for cell, by_seed in found.items()}
 
 
 def curves(recipe: Recipe, found: Found) -> Sheet:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -106,10 +106,12 @@ def test_every_method_is_as_without_encryption_or_refused_with_the_reason(name: 
     assert_same_scores(history, measured)
 
 
-@pytest.mark.parametrize("name", ["scaffold", "fedcrc"])
-def test_errors_do_not_grow_with_the_rounds(name: str, keys: Keys) -> None:
+@pytest.mark.parametrize(
+    ("name", "settings"), [("scaffold", {}), ("scaffold", {"controls_of_participants": True}), ("fedcrc", {})]
+)
+def test_errors_do_not_grow_with_the_rounds(name: str, settings: dict[str, Any], keys: Keys) -> None:
     """These keep something of the old model, or add to it, in every round."""
-    method, model = toy.method(name), toy.model()
+    method, model = replace(toy.method(name), **settings), toy.model()
     around = Encrypted(inner=method, keys=keys)
     server, states, _ = played(method, model, rounds=8, evaluate_every=8)
     hidden, remembered, _ = played(around, model, rounds=8, evaluate_every=8)

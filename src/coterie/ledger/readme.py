@@ -26,6 +26,7 @@ class Words(NamedTuple):
     seed: str
     origin: str
     taken: str
+    spread: str
     within: str
     colon: str
     stop: str
@@ -43,6 +44,7 @@ WORDS = {
         seed="seed",
         origin="{name}: recipe `{recipe}`, {seed} {seeds}, commit {commit}, {hardware}, precision {precision}",
         taken=", {low} to {high} s a run",
+        spread="± is half of the 95 % interval over three seeds; rows without it are of one or two",
         within="Within {near} points of the paper are {here} of these {shown}, and {all} of all {measured} numbers "
         "measured so far.",
         colon=": ",
@@ -58,6 +60,7 @@ WORDS = {
         seed="种子",
         origin="{name}：配方 `{recipe}`，{seed} {seeds}，提交 {commit}，{hardware}，精度 {precision}",
         taken="，每次运行 {low} 至 {high} 秒",
+        spread="± 为三个种子的 95 % 置信区间半宽；没有 ± 的行只有一个或两个种子",
         within="上表 {shown} 个数字中有 {here} 个与论文相差不超过 {near} 个百分点；"
         "迄今测得的全部 {measured} 个数字中有 {all} 个。",
         colon="：",
@@ -104,6 +107,8 @@ def results(files: Files, words: Words) -> str:
         for method, row in rows.items():
             row += texts(by_name[method]) if method in by_name else ["-"] * 3
     told = [origin(name, found, words) + taken(found, words) for name, found in made.items()]
+    if any("±" in ours_text(cell) for found in made.values() for cell in found):
+        told.append(words.spread)
     told.append(verdicts(files, [cell for found in made.values() for cell in found], words))
     return f"{table(header, list(rows.values()))}\n\n{words.stop.join(told)}"
 
