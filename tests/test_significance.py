@@ -68,6 +68,33 @@ def test_darwins_plants() -> None:
     assert found.p == pytest.approx(0.041259765625)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_exact_with_ties_by_counting_all_signs(seed: int) -> None:
+    """Accuracies of few samples tie. Ranks of equals are their mean: of 1, 1, 2, 2, 2 they are 1.5, 1.5, 4, 4, 4."""
+    d = np.random.default_rng(seed).integers(-3, 6, 9) / 10
+    d = d[d != 0]
+    size = np.abs(d)
+    ranks = np.array([(size < s).sum() + ((size == s).sum() + 1) / 2 for s in size])
+    middle = ranks.sum() / 2
+    seen = abs(ranks[d > 0].sum() - middle)
+    sums = [ranks[np.array(signs)].sum() for signs in itertools.product((True, False), repeat=len(d))]
+    found = wilcoxon(d.tolist())
+    assert found.exact
+    assert found.p == pytest.approx(np.mean([abs(s - middle) >= seen - 1e-9 for s in sums]))
+    assert found.up == (ranks[d > 0].sum() > middle)
+
+
+def test_few_pairs_cannot_be_significant() -> None:
+    """Five pairs that all say the same come about by chance in 2 of 32 cases, tied or not."""
+    assert wilcoxon([0.02] * 5).p == wilcoxon([0.01, 0.02, 0.03, 0.04, 0.05]).p == 2 / 32
+
+
+def test_the_direction_is_that_of_the_ranks() -> None:
+    found = wilcoxon([-0.01 - 0.0001 * i for i in range(18)] + [0.5, 0.6])  # their mean is positive
+    assert found.p < 0.05
+    assert not found.up
+
+
 def test_equal_sizes_make_it_the_sign_test() -> None:
     """If all differences tie, z is (n₊ - n₋) / √n."""
     z = (30 - 10) / math.sqrt(40)
@@ -80,14 +107,15 @@ def test_normal_approximation_is_near_the_exact_one() -> None:
     draw = np.random.default_rng(3)
     d = draw.normal(0.3, 1, 25)
     exact = wilcoxon(d.tolist())
-    tied = wilcoxon([*d.tolist(), float(d[0]), -float(d[0])])  # 27 with a tie: no longer exact
+    tied = wilcoxon([*d.tolist(), float(d[0]), -float(d[0])])  # 27: no longer exact
     assert exact.exact
     assert not tied.exact
     assert tied.p == pytest.approx(exact.p, abs=0.05)
 
 
 def test_rounding_makes_no_ranks() -> None:
-    assert not wilcoxon([0.35 - 0.30, 0.25 - 0.20, 0.15 - 0.10, 0.9]).exact  # three are equal but for rounding
+    d = [0.35 - 0.30, 0.25 - 0.20, 0.10 - 0.15, 0.9]  # three are equal but for rounding
+    assert wilcoxon(d) == wilcoxon([5, 5, -5, 90])
     assert wilcoxon([0.1 + 0.2 - 0.3] * 4).pairs == 0
     assert wilcoxon([]).p == 1
 

@@ -32,6 +32,7 @@ def test_latex_escapes() -> None:
     assert r"95 \%" in text
     assert r"See \#1." in text
     assert text.count("{") == text.count("}")
+    assert r"$\varepsilon$ & " in latex(Table("t", ["ε", "a"], []))  # the privacy column; pdfLaTeX knows no ε
 
 
 def test_a_form_that_does_not_exist() -> None:
@@ -70,6 +71,14 @@ def test_only_what_both_have_is_paired() -> None:
     assert [row[:3] for row in table.rows] == [["B", "-10.00", "1"]]
     with pytest.raises(CoterieError, match="test against"):
         paired_tests(samples, "D", "t")
+
+
+def test_better_or_worse_is_by_ranks() -> None:
+    """Two clients that gain much lift the mean; eighteen of twenty lose a little."""
+    own = {(i, 0): 0.49 - 0.001 * i for i in range(18)} | {(18, 0): 0.99, (19, 0): 0.98}
+    table = paired_tests({"A": dict.fromkeys(own, 0.5), "B": own}, "A", "t")
+    assert table.rows[0][1].startswith("+")
+    assert table.rows[0][-1] == "worse"
 
 
 def test_a_narrow_terminal_breaks_few_lines_and_words_last() -> None:

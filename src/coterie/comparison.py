@@ -71,7 +71,7 @@ def paired_tests(samples: Mapping[str, Accuracies], against: str, title: str) ->
     for name, test in found.items():
         mean = 100 * sum(differences[name]) / len(differences[name])
         sure = corrected[name] < 0.05
-        verdict = ("better" if mean > 0 else "worse") if sure else "no difference shown"
+        verdict = ("better" if test.up else "worse") if sure else "no difference shown"
         rows.append(
             [name, f"{mean:+.2f}", str(len(differences[name])), p_value(test.p), p_value(corrected[name]), verdict]
         )
@@ -80,7 +80,8 @@ def paired_tests(samples: Mapping[str, Accuracies], against: str, title: str) ->
         ["method", f"against {against}", "pairs", "p", "p (Holm)", "at 5 %"],
         rows,
         "Wilcoxon signed-rank test of the accuracies that a client has in the last round, paired by client and seed, "
-        f"two-sided; corrected by Holm for {len(rows)} comparison{'s' if len(rows) != 1 else ''}.",
+        f"two-sided, which says better or worse by ranks; corrected by Holm for {len(rows)} "
+        f"comparison{'s' if len(rows) != 1 else ''}.",
     )
 
 

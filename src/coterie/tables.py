@@ -11,7 +11,12 @@ from coterie.core.errors import unknown
 
 FORMATS = ("terminal", "markdown", "latex", "csv")
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
-LATEX |= {letter: f"\\{letter}" for letter in "&%$#_{}"} | {"<": "$<$", ">": "$>$", "τ": r"$\tau$"}
+LATEX |= {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
+    "<": "$<$",
+    ">": "$>$",
+    "τ": r"$\tau$",
+    "ε": r"$\varepsilon$",
+}
 
 
 class Table(NamedTuple):

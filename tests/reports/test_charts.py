@@ -60,6 +60,13 @@ def test_lines() -> None:
     assert told["axes"] == [[1, 3, 48, 500], [0, 100, 256, 30]]
 
 
+@pytest.mark.parametrize(("x", "marks"), [([1, 2, 3], ["1", "2", "3"]), ([1, 2.5], ["1", "1.2", "1.4", "1.6"])])
+def test_marks_are_whole_where_all_values_are(x: list[float], marks: list[str]) -> None:
+    drawn = charts.lines("t", "d", [Series("a", [(v, 50) for v in x], 0)], "round", "y")
+    told = [e.text for e in read(drawn).iter() if e.tag.endswith("text") and e.get("y") == str(charts.BOTTOM + 19)]
+    assert told[: len(marks)] == marks
+
+
 def test_series_of_every_number_look_different() -> None:
     looks = {(charts.look(i), charts.mark(i, 0, 0)) for i in range(30)}
     assert len(looks) == 30

@@ -107,7 +107,8 @@ def lines(
     low, high = (xs[0], xs[-1]) if len(xs) > 1 else (xs[0] - 1, xs[0] + 1)
     x = Axis(low, high, LEFT, RIGHT)
     y = Axis(*around([v for s in series for _, v in s.points], most=most), BOTTOM, TOP)
-    marks = [v for v in ticks(low, high, 8) if v % 1 == 0 or high - low < 8]
+    whole = all(v % 1 == 0 for v in xs)  # there is no half of a round
+    marks = [v for v in ticks(low, high, 8) if v % 1 == 0 or not whole]
     drawn = [_line(s.look, [(x(a), y(b)) for a, b in s.points]) for s in series]
     values = [
         [s.name, [round(own[v], 4) if v in own else None for v in xs]] for s in series for own in [dict(s.points)]
