@@ -193,6 +193,26 @@ def test_listings() -> None:
     assert "dominant" in {p["name"] for p in data["partitions"]}
 
 
+@pytest.mark.parametrize(
+    ("command", "usual"),
+    [
+        (["run", "fedprox"], ["SGD (usually 0.5; the protocol decides)", "rounds (usually 200; the protocol decides)",
+                              "measured (usually True; the protocol decides)", "all randomness (usually 0)"]),
+        (["run", "gpfl"], ["(λ) (usually 0.001; the protocol decides)", "valve (μ) (usually 0.1)"]),
+        (["compare"], ["trained (usually 0.0005; the protocol decides)", "number of clients (the protocol decides)"]),
+        (["run", "fedpac-fa"], ["combine heads over clients (usually False)"]),
+        (["serve", "fedavg"], ["SGD (usually 0.5; the protocol decides)", "clients that take part (usually 0)"]),
+    ],
+)  # fmt: skip
+def test_help_tells_what_a_plain_run_takes(
+    command: list[str], usual: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([*command, "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert [line for line in usual if line not in told] == []
+
+
 def test_help_does_not_wait_for_torch() -> None:
     script = "import sys; from coterie.cli import make_parser; make_parser([]); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -19,7 +19,7 @@ COLOUR = ("cifar10", "cifar100", "cinic10")
 TABLE = {"model": "mlp", "batch": 16, "lr": 0.05}  # samples that are rows of numbers
 TABLES = {"heart-disease": {**TABLE, "partition": "natural"}}
 
-PROTOCOLS = {
+PROTOCOLS = {  # the first is that of a plain run
     "pac": Protocol(
         "FedPAC, ICLR 2023",
         {
@@ -115,6 +115,16 @@ def preset(protocol: str, dataset: str, shape: tuple[int, ...] = ()) -> dict[str
 def method_preset(protocol: str, method: str) -> dict[str, Any]:
     """Setting of the method -> value, as this paper has it; what is not here is as the method says."""
     return dict(find(protocol).methods.get(method, {}))
+
+
+def presets(dataset: str) -> list[dict[str, Any]]:
+    """Of all protocols, that of a plain run first."""
+    return [preset(protocol, dataset) for protocol in PROTOCOLS]
+
+
+def method_presets(method: str) -> list[dict[str, Any]]:
+    """The same of a method."""
+    return [method_preset(protocol, method) for protocol in PROTOCOLS]
 
 
 def find(protocol: str) -> Protocol:

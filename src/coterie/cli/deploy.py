@@ -48,6 +48,7 @@ def add_serve_flags(parser: argparse.ArgumentParser, argv: list[str]) -> None:
 
 def add_flower_flags(parser: argparse.ArgumentParser, argv: list[str]) -> None:
     """Those of a federation, however its letters travel."""
+    from coterie.api import DataSettings
     from coterie.cli.train import add_method_flags
     from coterie.clients.remote import Patience
     from coterie.core.local import Sgd
@@ -55,22 +56,24 @@ def add_flower_flags(parser: argparse.ArgumentParser, argv: list[str]) -> None:
     from coterie.federation import Safety, Settings
     from coterie.protection import Protection
     from coterie.protection.encryption import Encryption
+    from coterie.protocols import presets
 
     parser.add_argument("--out", metavar="FOLDER", help="folder to leave the run in; must not exist")
     parser.add_argument("--resume", action="store_true", help="go on with the run in --out, if there is one")
     parser.add_argument("--model", help="model: cnn, convnet, conv4, ..., or package.module:Class, also on the devices")
     parser.add_argument("--head", metavar="NAME", help="name of the model's head, where it is not its last module")
     parser.add_argument("--protocol", default="pac", help="defaults as in a paper: pac, reg, crc or akd")
-    for title, kind in (("service", Service), ("patience", Patience), ("local training", Sgd),
-                        ("federation", Settings), ("safety", Safety), ("protection", Protection),
-                        ("encryption", Encryption)):  # fmt: skip
-        add_flags(parser, title, kind)
+    add_flags(parser, "service", Service)  # whose number of clients no protocol knows
+    for title, kind in (("patience", Patience), ("local training", Sgd), ("federation", Settings), ("safety", Safety),
+                        ("protection", Protection), ("encryption", Encryption)):  # fmt: skip
+        add_flags(parser, title, kind, presets=presets(DataSettings.dataset))
     add_method_flags(parser, argv)
 
 
 def add_join_flags(parser: argparse.ArgumentParser) -> None:
     from coterie.api import DataSettings
     from coterie.network.mqtt import Broker
+    from coterie.protocols import presets
 
     parser.add_argument("--name", default="federation", help="name of the federation (federation)")
     parser.add_argument("--device", default=socket.gethostname(), help="name of this device (that of the machine)")
@@ -87,7 +90,7 @@ def add_join_flags(parser: argparse.ArgumentParser) -> None:
         "--tell-classes", action="store_true", help="tell the server how many samples of each class there are"
     )
     add_flags(parser, "broker", Broker)
-    add_flags(parser, "data", DataSettings)
+    add_flags(parser, "data", DataSettings, presets=presets(DataSettings.dataset))
 
 
 def do_serve(chosen: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 MakeCommand = Callable[[str, Callable[[argparse.Namespace], None], str], argparse.ArgumentParser]
@@ -17,7 +17,14 @@ def asked_for(argv: list[str], *commands: str) -> bool:
     return bool(argv) and argv[0] in commands
 
 
-def add_flags(parser: argparse.ArgumentParser, title: str, kind: type, leave_out: Collection[str] = ()) -> None:
+def add_flags(
+    parser: argparse.ArgumentParser,
+    title: str,
+    kind: type,
+    leave_out: Collection[str] = (),
+    presets: Sequence[Mapping[str, Any]] = ({},),
+) -> None:
+    """presets: what each protocol sets, that of a plain run first."""
     group = parser.add_argument_group(title)
     kinds = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
@@ -25,16 +32,24 @@ def add_flags(parser: argparse.ArgumentParser, title: str, kind: type, leave_out
             continue
         long, *short = flags(field)
         names = [f"--{long}", *(f"-{name}" for name in short)]
-        default = "" if field.default in (None, ()) else f" (usually {field.default})"
         options: dict[str, Any] = {
             "dest": field.name,
-            "help": field.metadata.get("help", "").replace("%", "%%") + default,
+            "help": field.metadata.get("help", "").replace("%", "%%") + usually(field, presets),
         }
         if kinds[field.name] is bool:
             options["action"] = argparse.BooleanOptionalAction
         else:
             options |= {"type": reader(kinds[field.name]), "metavar": long.upper().replace("-", "_")}
         group.add_argument(*names, **options)
+
+
+def usually(field: dataclasses.Field[Any], presets: Sequence[Mapping[str, Any]]) -> str:
+    """What a plain run takes, in words, and whether another protocol takes something else."""
+    values = [preset.get(field.name, field.default) for preset in presets]
+    told = [] if values[0] in (None, ()) else [f"usually {values[0]}"]
+    if any(value != values[0] for value in values):
+        told.append("the protocol decides")
+    return f" ({'; '.join(told)})" if told else ""
 
 
 def flags(field: dataclasses.Field[Any]) -> tuple[str, ...]:

@@ -25,8 +25,9 @@ def add_commands(command: MakeCommand, argv: list[str]) -> None:
     pictures.add_argument("--threshold", default="average", help="average, median, max or second-smallest")
     if asked_for(argv, "pictures"):
         from coterie.api import DataSettings
+        from coterie.protocols import presets
 
-        add_flags(pictures, "data", DataSettings)
+        add_flags(pictures, "data", DataSettings, presets=presets(DataSettings.dataset))
 
 
 def add_data_check(parser: argparse.ArgumentParser, argv: list[str]) -> None:

@@ -64,6 +64,7 @@ def add_setting_flags(parser: argparse.ArgumentParser, leave_out: Collection[str
     from coterie.federation import Safety, Settings
     from coterie.protection import Protection
     from coterie.protection.encryption import Encryption
+    from coterie.protocols import presets
 
     parser.add_argument(
         "--model", help="model: cnn, convnet, conv4, akd-cnn, resnet18, linear, mlp, or package.module:Class"
@@ -78,20 +79,23 @@ def add_setting_flags(parser: argparse.ArgumentParser, leave_out: Collection[str
         ("encryption", Encryption),
         ("execution", Execution),
     ):
-        add_flags(parser, title, kind, leave_out)
+        add_flags(parser, title, kind, leave_out, presets(DataSettings.dataset))
 
 
 def add_method_flags(parser: argparse.ArgumentParser, argv: list[str]) -> None:
     """Those of the method that is named."""
-    from coterie.api import make_method
+    from coterie.api import make_method, method_name
     from coterie.core.errors import CoterieError
+    from coterie.methods import VARIANTS
+    from coterie.protocols import method_presets
 
     for word in argv:
         try:
             method = make_method(word)
         except CoterieError:
             continue  # a flag, or the value of one
-        add_flags(parser, method.title, type(method))
+        base, changes, _ = VARIANTS.get(method_name(word), (method_name(word), {}, ""))
+        add_flags(parser, method.title, type(method), presets=[own | changes for own in method_presets(base)])
         return
 
 
