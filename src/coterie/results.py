@@ -22,10 +22,13 @@ from coterie.core.errors import CoterieError
 from coterie.federation import History, Result
 from coterie.federation.history import Summary
 from coterie.recipes import Plan, Value
+from coterie.recipes.keys import Keys, fitting
 from coterie.version import VERSION
 
 log = logging.getLogger("coterie")
 LAST = 10  # rounds that "mean of last 10" takes
+TEXTS = ("recipe", "method", "date", "precision")
+NESTED = (("hardware", "machine", str), ("libraries", "torch", str), ("seconds", "total", float))
 
 
 class Shelf:
@@ -46,7 +49,7 @@ class Shelf:
         fits = asked_by(plan)
         for path in sorted(self.folder.glob(f"*/*-seed{seed}-*.json")):
             content = read(path, path.stat().st_mtime_ns)
-            if content is not None and content.get("seed") == seed and fits(content):
+            if content is not None and content["seed"] == seed and fits(content):
                 return content
         return None
 
@@ -69,17 +72,62 @@ class Shelf:
 def read(path: Path, changed: int) -> dict[str, Any] | None:
     """A result as it was when it was last changed; None if it cannot be read."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        log.warning("%s cannot be read; its training is run again", path)
+        return checked(path)
+    except CoterieError as error:
+        log.warning("%s; its training counts as not run", error)
         return None
-    return content if isinstance(content, dict) else None
+
+
+def load(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CoterieError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def checked(path: Path) -> dict[str, Any]:
+    """A result that has all that a table shows."""
+    content = load(path)
+    try:
+        keys = Keys("", content)
+        for name in TEXTS:
+            keys.take(name, str)
+        keys.take("seed", int)
+        keys.take("commit", str | None)
+        keys.take("settings", dict)
+        for name, inner, kind in NESTED:
+            Keys(f"{name}: ", keys.take(name, dict)).take(inner, kind)
+        for point, curve in keys.take("history", dict).items():
+            check_curve(f"history: {point}: ", curve)
+        for point, last in keys.take("last", dict).items():
+            check_last(f"last: {point}: ", last)
+    except CoterieError as error:
+        raise CoterieError(f"{path}: {error}") from None
+    return dict(content)
+
+
+def check_curve(where: str, curve: Any) -> None:
+    keys = Keys(where, curve)
+    rounds, *columns = (keys.take(name, list) for name in ("round", "clients", "samples"))
+    for column in columns:
+        if len(column) != len(rounds):
+            raise CoterieError(f"{where}{len(rounds)} rounds, but {len(column)} accuracies")
+        for share in column:
+            if share is not None and not 0 <= fitting(f"{where}accuracy", share, float) <= 1:
+                raise CoterieError(f"{where}accuracy {share} is not between 0 and 1")
+
+
+def check_last(where: str, last: Any) -> None:
+    keys = Keys(where, last)
+    clients, correct, total = (keys.take(name, tuple[int, ...]) for name in ("client", "correct", "total"))
+    if not len(clients) == len(correct) == len(total) or any(k > n for k, n in zip(correct, total, strict=True)):
+        raise CoterieError(f"{where}must have as many correct as clients, and none above its total")
 
 
 def asked_by(plan: Plan) -> Callable[[dict[str, Any]], bool]:
     """Whether a result is one of this training."""
     wanted, usual = (json.loads(json.dumps(settings)) for settings in (plan.settings, plan.usual))
-    return lambda content: covers(content.get("settings"), wanted, usual)
+    return lambda content: covers(content["settings"], wanted, usual)
 
 
 def covers(made: Any, wanted: Any, usual: Any) -> bool:

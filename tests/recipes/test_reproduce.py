@@ -148,6 +148,20 @@ def test_a_damaged_file_is_run_again(recipe: Recipe, tmp_path: Path, trained: li
     assert again["history"] == whole["history"]
 
 
+def test_a_file_that_lacks_something_counts_as_not_run(
+    recipe: Recipe, tmp_path: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    go(recipe, tmp_path / "out", methods=("local",), seeds=1)
+    path = next((tmp_path / "out" / "mine").glob("*epochs-1*"))
+    content = json.loads(path.read_text())
+    del content["history"]
+    path.write_text(json.dumps(content))
+    main(["reproduce", "mine.yaml", "--methods", "local", "--seeds", "1", "--out", "out", "--show", "--format", "csv"])
+    told = capsys.readouterr()
+    assert f"{path.relative_to(tmp_path)}: history is missing; its training counts as not run" in told.err
+    assert [line.split(",")[7] for line in told.out.splitlines()[1:3]] == ["not run", "-"]
+
+
 def test_reduced_rounds_are_kept_apart(recipe: Recipe, tmp_path: Path) -> None:
     shelf, rows = Shelf(tmp_path / "out"), chosen_rows(recipe, ["Alone"])
     go(recipe, tmp_path / "out", methods=("Alone",), rounds=1)
@@ -172,7 +186,10 @@ def test_another_recipe_finds_the_same_training(recipe: Recipe, tmp_path: Path, 
 def result(accuracy: float, clients: list[int]) -> dict[str, Any]:
     curve = {"round": [1, 2], "clients": [0.9, accuracy], "samples": [0.9, accuracy]}
     last = {"client": [0, 1, 2], "correct": clients, "total": [100] * 3}
-    return {"history": {"post": curve, "pre": curve, "finished": curve}, "last": {"post": last, "pre": last}}
+    told = dict.fromkeys(("recipe", "method", "date", "precision", "commit"), "mine")
+    made = {"hardware": {"machine": "m"}, "libraries": {"torch": "2"}, "seconds": {"total": 1.0}}
+    history = {"post": curve, "pre": curve, "finished": curve}
+    return {**told, **made, "history": history, "last": {"post": last, "pre": last}}
 
 
 def test_the_table_by_hand(recipe: Recipe, tmp_path: Path) -> None:

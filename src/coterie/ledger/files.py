@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Iterator
 from functools import cache, cached_property
@@ -13,12 +12,8 @@ from typing import Any, NamedTuple
 from coterie.core.errors import CoterieError
 from coterie.figures import figure
 from coterie.recipes import Recipe, Row, Value, find, read_recipe, recipes
-from coterie.recipes.keys import Keys, fitting
 from coterie.reproduce import Found
-from coterie.results import asked_by
-
-TEXTS = ("recipe", "method", "date", "precision")
-NESTED = (("hardware", "machine", str), ("libraries", "torch", str), ("seconds", "total", float))
+from coterie.results import asked_by, checked, load
 
 
 class Reading(NamedTuple):
@@ -123,52 +118,6 @@ def kind(settings: dict[str, Any]) -> str:
     """Dataset and method; a plan asks for results of one kind only."""
     method = settings.get("method")
     return f"{settings.get('dataset')}, {method.get('name') if isinstance(method, dict) else method}"
-
-
-def load(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CoterieError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-
-
-def checked(path: Path) -> dict[str, Any]:
-    """A result that has all that a table shows."""
-    content = load(path)
-    try:
-        keys = Keys("", content)
-        for name in TEXTS:
-            keys.take(name, str)
-        keys.take("seed", int)
-        keys.take("commit", str | None)
-        keys.take("settings", dict)
-        for name, inner, kind in NESTED:
-            Keys(f"{name}: ", keys.take(name, dict)).take(inner, kind)
-        for point, curve in keys.take("history", dict).items():
-            check_curve(f"history: {point}: ", curve)
-        for point, last in keys.take("last", dict).items():
-            check_last(f"last: {point}: ", last)
-    except CoterieError as error:
-        raise CoterieError(f"{path}: {error}") from None
-    return dict(content)
-
-
-def check_curve(where: str, curve: Any) -> None:
-    keys = Keys(where, curve)
-    rounds, *columns = (keys.take(name, list) for name in ("round", "clients", "samples"))
-    for column in columns:
-        if len(column) != len(rounds):
-            raise CoterieError(f"{where}{len(rounds)} rounds, but {len(column)} accuracies")
-        for share in column:
-            if share is not None and not 0 <= fitting(f"{where}accuracy", share, float) <= 1:
-                raise CoterieError(f"{where}accuracy {share} is not between 0 and 1")
-
-
-def check_last(where: str, last: Any) -> None:
-    keys = Keys(where, last)
-    clients, correct, total = (keys.take(name, tuple[int, ...]) for name in ("client", "correct", "total"))
-    if not len(clients) == len(correct) == len(total) or any(k > n for k, n in zip(correct, total, strict=True)):
-        raise CoterieError(f"{where}must have as many correct as clients, and none above its total")
 
 
 def early(path: Path, content: dict[str, Any]) -> Early:
