@@ -50,7 +50,25 @@ def side_by_side(tasks: Sequence[Task], work: Work, jobs: int, say: Callable[[st
                         crew.hear(worker)
         finally:
             end(crew.workers)
-    return crew.wrong
+    return crew.failures.told()
+
+
+class Failures:
+    """What went wrong. An error that stops many tasks is told once."""
+
+    def __init__(self) -> None:
+        self.titles: dict[str, list[str]] = {}  # error -> the tasks that it stopped
+
+    def note(self, title: str, error: str) -> None:
+        if error not in self.titles:
+            log.warning("%s: %s", title, error)
+        self.titles.setdefault(error, []).append(title)
+
+    def told(self) -> list[str]:
+        return [
+            f"{first}{f' and {len(others)} more' if others else ''}: {error}"
+            for error, (first, *others) in self.titles.items()
+        ]
 
 
 class Crew:
@@ -60,7 +78,7 @@ class Crew:
         self.tasks, self.work, self.jobs, self.say = tasks, work, jobs, say
         self.waiting = deque(range(len(tasks)))
         self.workers: list[Worker] = []
-        self.wrong: list[str] = []
+        self.failures = Failures()
 
     def busy(self) -> list[Worker]:
         """Those at work, once everybody has something to do, or nothing is left."""
@@ -82,9 +100,7 @@ class Crew:
         if well:
             self.tell(number, told)
             return
-        title = self.tasks[number].title
-        log.warning("%s: %s", title, told)
-        self.wrong.append(f"{title}: {told}")
+        self.failures.note(self.tasks[number].title, told)
 
     def tell(self, number: int, told: str) -> None:
         self.say(f"{number + 1}/{len(self.tasks)}  {self.tasks[number].title}  {told}")

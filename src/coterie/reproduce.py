@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,19 +12,18 @@ from typing import Any, NamedTuple
 
 import torch
 
-from coterie.api import Execution, run
+from coterie.api import Execution, ready, run
 from coterie.comparison import paired_tests
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.samples import FederatedData
 from coterie.data import at_hand, divide, federate, load, transform
 from coterie.federation import Round
-from coterie.jobs import Task, side_by_side
+from coterie.jobs import Failures, Task, side_by_side
 from coterie.recipes import Plan, Published, Recipe, Row, Value
 from coterie.results import Shelf, accuracies, describe, hardware, outcome
 from coterie.significance import Spread
 from coterie.tables import Table
 
-log = logging.getLogger("coterie")
 NEAR = 1.5  # points
 MET = "met"  # the verdict on what is as near
 Watching = Callable[[str, int], AbstractContextManager[Callable[[Round], None]]]  # title and rounds -> who looks on
@@ -111,6 +109,8 @@ def reproduce(
     if jobs > 1 and how.clients == "ray":
         raise CoterieError("a Ray cluster is for the clients of one training; leave --jobs or --clients ray out")
     todo = [cell for cell in cells(asked, seeds, rounds) if shelf.find(cell.plan, cell.seed) is None]
+    if todo:
+        ready(how)
     missing = missing_data({cell.plan.dataset for cell in todo}, data_dir)
     shelf.make()
     todo = [cell for cell in todo if cell.plan.dataset not in missing]
@@ -124,14 +124,13 @@ def reproduce(
 
 def one_by_one(todo: Iterable[Cell], work: Callable[[Cell], Any]) -> list[str]:
     """In this process. What went wrong."""
-    wrong = []
+    failures = Failures()
     for cell in todo:
         try:
             work(cell)
         except CoterieError as error:
-            log.warning("%s: %s", cell.title, error)
-            wrong.append(f"{cell.title}: {error}")
-    return wrong
+            failures.note(cell.title, str(error))
+    return failures.told()
 
 
 def unwatched(work: Callable[..., dict[str, Any]], cell: Cell) -> str:

@@ -253,8 +253,21 @@ def test_one_that_fails_stops_nothing(
 
     monkeypatch.setattr(module, "run", picky)
     wrong = go(recipe, tmp_path / "out")
-    assert wrong == [f"mine FedAvg epochs={e} seed 0: training diverged" for e in (1, 2)]
+    assert wrong == ["mine FedAvg epochs=1 seed 0 and 1 more: training diverged"]
     assert len(trained) == 10
+
+
+def test_a_mistake_of_all_trainings_is_told_once(
+    recipe: Recipe, tmp_path: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.yaml").write_text(RECIPE.replace("num_clients: 4", "num_clients: -3"))
+    with pytest.raises(SystemExit):
+        main(["reproduce", "mine.yaml", "--out", "out"])
+    told = capsys.readouterr()
+    assert told.out == ""
+    first, last = told.err.splitlines()
+    assert first.startswith("mine Alone epochs=1 seed 0: num_clients is -3")
+    assert last.startswith("coterie: mine Alone epochs=1 seed 0 and 17 more: num_clients is -3")
 
 
 def test_data_that_are_not_there(tmp_path: Path) -> None:
@@ -325,6 +338,9 @@ def test_the_command(recipe: Recipe, tmp_path: Path) -> None:
         (["reproduce", "P2-F4"], "coterie pictures"),
         (["reproduce", "P1-T2-CIFAR10", "--data-dir", "nowhere"], "cifar10 is not here"),
         (["reproduce", "P1-T2-CIFAR10", "--rounds", "0"], "rounds must be at least 1"),
+        (["reproduce", "P1-T2-FMNIST", "--clients", "loped"], "coterie: unknown kind of clients 'loped': did you"),
+        (["reproduce", "P1-T2-FMNIST", "--precision", "fp8"], "coterie: unknown precision 'fp8'"),
+        (["reproduce", "P1-T2-FMNIST", "--device", "abacus"], "coterie: device 'abacus' cannot be used"),
         (["recipes", "fedpac", "tabular"], "no recipe has 'fedpac tabular' in it"),
         (["compare", "local", "fedavg", "--against", "ditto"], "ditto is not among the methods"),
     ],

@@ -2,7 +2,7 @@
 
 from coterie.api.about import describe, facts, fingerprint, portrait
 from coterie.api.data import RULE_SETTINGS, DataSettings, find_data, load_clients
-from coterie.api.execution import Execution, fastest, make_network, place
+from coterie.api.execution import Execution, fastest, make_network, place, ready
 from coterie.api.methods import choose, make_method, method_name
 from coterie.api.running import drive, guarantee, run
 
@@ -24,5 +24,6 @@ __all__ = [
     "method_name",
     "place",
     "portrait",
+    "ready",
     "run",
 ]

@@ -13,13 +13,14 @@ from coterie.clients.batched import has_dropout
 from coterie.clients.states import check_folder
 from coterie.core import tree
 from coterie.core.errors import CoterieError, unknown
-from coterie.core.model import Model, make_model
+from coterie.core.model import Model, make_model, set_precision
 from coterie.core.samples import FederatedData
 from coterie.methods import AnyMethod
 from coterie.models import build
 
 SMALL = 200_000  # numbers of a network that a CPU computes faster side by side
 FEW = 8  # clients that are too few for that
+KINDS = ("auto", "looped", "batched", "ray")  # of clients
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 
 
@@ -46,6 +47,8 @@ class Execution:
     ray_workers: int | None = field(default=None, metadata={"help": "Ray workers; one for each GPU, or for each core"})
 
     def __post_init__(self) -> None:
+        if self.clients not in KINDS:
+            raise unknown("kind of clients", self.clients, KINDS)
         for name in ("processes", "cohort", "ray_workers"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -60,26 +63,33 @@ def make_network(model: str | nn.Module, data: FederatedData, seed: int, head: s
 def place(method: AnyMethod, model: Model, data: FederatedData, seed: int, how: Execution) -> Resident:
     """The clients, where they are asked to run or where they run fastest."""
     model = replace(model, precision=how.precision)
+    device = ready(how)
+    if how.clients == "ray":
+        there = (how.device, how.cohort, how.ray_workers, how.ray_address)
+        return Ray(method, model, data, seed, *there, how.state_dir)
+    where = how.clients if how.clients != "auto" else fastest(method, model, data, device, how)
+    if where == "looped":
+        return Looped(method, model, data, seed, device, how.processes, how.state_dir)
+    return Batched(method, model, data, seed, device, how.cohort, how.state_dir)
+
+
+def ready(how: Execution) -> str:
+    """The device. What this machine cannot do is told now."""
     if how.state_dir is not None:
         check_folder(how.state_dir)
     if how.deterministic:
         be_deterministic(how)
-    if how.clients == "ray":
-        there = (how.device, how.cohort, how.ray_workers, how.ray_address)
-        return Ray(method, model, data, seed, *there, how.state_dir)
     device = how.device
+    if how.clients == "ray":
+        return device  # of other machines
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         torch.zeros(1, device=device).cpu()
     except (RuntimeError, AssertionError) as error:
         raise CoterieError(f"device '{device}' cannot be used: {str(error).splitlines()[0]}") from None
-    where = how.clients if how.clients != "auto" else fastest(method, model, data, device, how)
-    if where == "looped":
-        return Looped(method, model, data, seed, device, how.processes, how.state_dir)
-    if where == "batched":
-        return Batched(method, model, data, seed, device, how.cohort, how.state_dir)
-    raise unknown("kind of clients", where, ("auto", "looped", "batched", "ray"))
+    set_precision(how.precision, torch.device(device))
+    return device
 
 
 def be_deterministic(how: Execution) -> None:

@@ -109,7 +109,8 @@ def do_reproduce(chosen: argparse.Namespace) -> None:
     made, figures = list[tables.Table](), list[str]()
     for recipe, rows in asked:
         found = results(recipe, recipe.rows, shelf, chosen.seeds, rounds)
-        made += report(recipe, rows, found, rounds)
+        if not wrong or any(found.values()):  # a table of nothing would hide what is wrong
+            made += report(recipe, rows, found, rounds)
         try:
             if path := write_figure(recipe, found, shelf.folder, rounds):
                 figures.append(f"{recipe.place} is drawn in {path}")
