@@ -20,7 +20,7 @@ from coterie.data import at_hand, divide, federate, load, transform
 from coterie.federation import Round
 from coterie.jobs import Failures, Task, side_by_side
 from coterie.recipes import Plan, Published, Recipe, Row, Value
-from coterie.results import Shelf, accuracies, describe, hardware, outcome
+from coterie.results import Shelf, Unwritable, accuracies, describe, hardware, outcome
 from coterie.significance import Spread
 from coterie.tables import Table
 
@@ -128,6 +128,8 @@ def one_by_one(todo: Iterable[Cell], work: Callable[[Cell], Any]) -> list[str]:
     for cell in todo:
         try:
             work(cell)
+        except Unwritable as error:
+            raise Unwritable(f"{error}; what was finished before is kept, and the same command goes on") from None
         except CoterieError as error:
             failures.note(cell.title, str(error))
     return failures.told()

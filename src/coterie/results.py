@@ -31,6 +31,10 @@ TEXTS = ("recipe", "method", "date", "precision")
 NESTED = (("hardware", "machine", str), ("libraries", "torch", str), ("seconds", "total", float))
 
 
+class Unwritable(CoterieError):
+    """A result could not be kept; the next one could not be either."""
+
+
 class Shelf:
     """A folder of results. A training that is there, whatever recipe asked for it, is not run again."""
 
@@ -60,11 +64,14 @@ class Shelf:
         path = self.folder / re.sub(r"[^\w.-]+", "-", recipe) / name
         part = path.with_name(f".{name}.{os.getpid()}.part")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part.write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
-            os.replace(part, path)
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                part.write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
+                os.replace(part, path)
+            finally:
+                part.unlink(missing_ok=True)
         except OSError as error:
-            raise CoterieError(f"cannot write {path}: {error.strerror}") from None
+            raise Unwritable(f"cannot write {path}: {error.strerror}") from None
         return path
 
 

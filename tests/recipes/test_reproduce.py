@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -283,6 +284,22 @@ def test_a_folder_that_cannot_be_made(recipe: Recipe, tmp_path: Path, trained: l
     with pytest.raises(CoterieError, match="cannot make the folder"):
         go(recipe, tmp_path / "out")
     assert trained == []
+
+
+def test_a_disk_that_is_full(
+    recipe: Recipe, tmp_path: Path, trained: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No part of a file is left, and nothing is trained that could not be kept."""
+
+    def full(path: Path, text: str, encoding: str) -> int:
+        path.write_bytes(text[:10].encode())
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(CoterieError, match=r"cannot write .*No space left on device.*the same command goes on"):
+        go(recipe, tmp_path / "out")
+    assert list((tmp_path / "out" / "mine").iterdir()) == []
+    assert len(trained) == 1
 
 
 def test_what_is_not_trained_is_told(tmp_path: Path) -> None:
