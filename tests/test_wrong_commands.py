@@ -6,11 +6,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from coterie.cli import main
+from coterie.jobs import attempt
 
 TINY = ["--num-clients", "4", "--local-size", "40", "--test-size", "20", "--processes", "1", "--model", "linear"]
 
@@ -171,6 +174,38 @@ def test_wrong_commands(
     assert told.err.count("coterie: ") + told.err.count(": error: ") >= 1
     assert told.out == ""
     assert sorted(os.listdir(desk)) == before
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory: you tried ..."),
+    ],
+)
+def test_memory_that_does_not_suffice(
+    error: RuntimeError, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> str:
+        raise error
+
+    monkeypatch.setattr("coterie.api.load_clients", fail)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(SystemExit) as stop:
+        main(RUN)
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == "coterie: there is not enough memory for this; smaller numbers need less\n"
+    assert attempt(fail, None)[1].startswith("there is not enough memory; fewer --jobs need less")
+
+
+def test_another_error_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> str:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr("coterie.api.load_clients", fail)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(RuntimeError, match="a defect"):
+        main(RUN)
 
 
 def test_stopped_while_it_starts(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from coterie.clients.looped import cores, end_with_parent, share_cores
-from coterie.core.errors import CoterieError
+from coterie.core.errors import CoterieError, out_of_memory
 from coterie.federation.stopping import Stopped, stoppable
 
 log = logging.getLogger("coterie")
@@ -212,5 +212,7 @@ def attempt(work: Work, content: Any) -> Answer:
         return True, work(content)
     except CoterieError as error:
         return False, str(error)
-    except (MemoryError, torch.OutOfMemoryError):
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
         return False, "there is not enough memory; fewer --jobs need less, and the same command runs it again"

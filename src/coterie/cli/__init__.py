@@ -16,7 +16,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin take th
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    from coterie.core.errors import CoterieError
+    from coterie.core.errors import CoterieError, out_of_memory
 
     open_streams()
     screen = logging.StreamHandler()
@@ -35,7 +35,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         leave(str(stop) or "stopped", 128 + getattr(stop, "signal", signal.SIGINT))
     except BrokenPipeError:
         sys.stderr.close()
-    except MemoryError:
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
         leave("there is not enough memory for this; smaller numbers need less", 2)
     except OSError as error:  # of a file or folder that nobody thought of
         leave(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error), 2)

@@ -14,6 +14,12 @@ class Diverged(CoterieError):
     """Training came to numbers that are not finite: with these settings it always will."""
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Whether there was too little of it. torch has an error of its own for a GPU, and only words for a CPU."""
+    said = ("out of memory", "DefaultCPUAllocator")
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(w in str(error) for w in said))
+
+
 def unknown(what: str, name: str, known: Iterable[str]) -> CoterieError:
     """The error for a name that does not exist, with the nearest one that does."""
     names = sorted(known)
