@@ -146,6 +146,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["reproduce", "folder"], "folder"),
     ([*PAPER, "--methods", "nobody"], "nobody"),
     ([*PAPER, "--seeds", "0"], "seeds"),
+    ([*PAPER, "--seeds", "0", "--show"], "seeds must be at least 1"),
     ([*PAPER, "--rounds", "0"], "rounds"),
     ([*PAPER, "--jobs", "0"], "jobs must be at least 1"),
     ([*PAPER, "--jobs", "-1"], "jobs must be at least 1"),

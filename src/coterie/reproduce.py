@@ -73,18 +73,23 @@ def letters(name: str) -> str:
 
 def cells(asked: Asked, seeds: int, rounds: int | None) -> list[Cell]:
     """All trainings that the rows need, each once; those on the same data one after the other."""
-    if seeds < 1:
-        raise CoterieError(f"seeds must be at least 1, not {seeds}")
     wanted: dict[tuple[str, int], Cell] = {}
     for recipe, rows in asked:
         for value, row in itertools.product(recipe.values, rows):
             plan = recipe.plan(row, value, rounds)
-            for seed in range(seeds):
+            for seed in numbers(seeds):
                 wanted.setdefault((plan.hash, seed), Cell(recipe, row, value, plan, seed))
     together: dict[Any, list[Cell]] = {}
     for cell in wanted.values():
         together.setdefault(cell.data, []).append(cell)
     return list(itertools.chain(*together.values()))
+
+
+def numbers(seeds: int) -> range:
+    """Of so many seeds."""
+    if seeds < 1:
+        raise CoterieError(f"seeds must be at least 1, not {seeds}")
+    return range(seeds)
 
 
 def reproduce(
@@ -198,7 +203,7 @@ Found = dict[tuple[str, Value], dict[int, dict[str, Any]]]  # row, value -> seed
 def results(recipe: Recipe, rows: Sequence[Row], shelf: Shelf, seeds: int, rounds: int | None) -> Found:
     """What is there of these rows."""
     return {
-        (row.name, value): {seed: content for seed in range(seeds) if (content := shelf.find(plan, seed)) is not None}
+        (row.name, value): {s: content for s in numbers(seeds) if (content := shelf.find(plan, s)) is not None}
         for row in rows
         for value in recipe.values
         for plan in [recipe.plan(row, value, rounds)]
