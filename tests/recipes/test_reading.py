@@ -63,7 +63,10 @@ def test_a_recipe_says_what_to_train(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("place:", "plaice:", "place is missing"),
+        ("place: Table 1\n", "", "place is missing"),
+        ("place:", "plaice:", "unknown key 'plaice': did you mean 'place'?"),
+        ("partition:", "partitoin:", "unknown key 'partitoin': did you mean 'partition'?"),
+        ("name: Alone", "nam: Alone", "unknown key rows[0]. 'nam': did you mean 'name'?"),
         ("id: mine", "id: mine\ncolour: red", "unknown key 'colour'"),
         ("id: mine", "id: yours", "the file is named mine"),
         ("id: mine", "id: mine\nid: mine", "'id' is there twice"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import types
 import typing
 from collections.abc import Iterable
@@ -11,6 +12,7 @@ from coterie.core.errors import CoterieError, unknown
 
 WORDS: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 WORDS |= {dict: "a mapping", list: "a list"}
+ALIKE = 0.7  # how near a key must be to one that is missing to be taken for it
 
 
 def load_yaml(text: str) -> Any:
@@ -51,6 +53,8 @@ class Keys:
         if key in self.left:
             return fitting(f"{self.where}{key}", self.left.pop(key), kind)
         if default is ...:
+            for meant in difflib.get_close_matches(key, self.left, n=1, cutoff=ALIKE):
+                raise unknown(f"key {self.where}".strip(), meant, [key])
             raise CoterieError(f"{self.where}{key} is missing")
         return default
 
