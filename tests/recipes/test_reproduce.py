@@ -359,7 +359,7 @@ def test_the_command(recipe: Recipe, tmp_path: Path) -> None:
         (["reproduce", "P1-T2-FMNIST", "--precision", "fp8"], "coterie: unknown precision 'fp8'"),
         (["reproduce", "P1-T2-FMNIST", "--device", "abacus"], "coterie: device 'abacus' cannot be used"),
         (["recipes", "fedpac", "tabular"], "no recipe has 'fedpac tabular' in it"),
-        (["compare", "local", "fedavg", "--against", "ditto"], "ditto is not among the methods"),
+        (["compare", "local", "fedavg", "--against", "ditto"], "--against is one of local, fedavg"),
     ],
 )
 def test_bad_input_is_told_in_a_line(
@@ -397,12 +397,12 @@ def test_the_list_fits_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatc
 def test_compare_tests_its_methods(tmp_path: Path) -> None:
     done = coterie_command(
         "compare", "local", "fedavg", "--num-clients", "4", "--local-size", "40", "--test-size", "20", "--rounds", "1",
-        "--model", "linear", "--seeds", "2", "--processes", "1", "--against", "Local", "--format", "markdown",
+        "--model", "linear", "--seeds", "2", "--processes", "1", "--against", "fedavg-ft", "--format", "markdown",
         "--out", "c", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "| method | accuracy | 95 % |" in done.stdout
-    assert "| method | against Local | pairs | p | p (Holm) | at 5 % |" in done.stdout
+    assert "| method | against FedAvg-FT | pairs | p | p (Holm) | at 5 % |" in done.stdout
     stored = json.loads((tmp_path / "c" / "compare.json").read_text())["outcomes"]
     tuned = [o for o in stored if o["method"] == "FedAvg-FT"]
     assert [len(o["accuracies"]) for o in tuned] == [4, 4]

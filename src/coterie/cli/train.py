@@ -178,22 +178,24 @@ def train_all(chosen: argparse.Namespace, names: list[str], seeds: int, begun: P
     from coterie.core.errors import CoterieError
     from coterie.federation.disk import lock
     from coterie.federation.stopping import Stopped
-    from coterie.methods import VARIANTS
+    from coterie.methods import training
     from coterie.trackers import make_trackers
 
     if seeds < 1:
         raise CoterieError(f"seeds must be at least 1, not {seeds}")
     names = [method_name(name) for name in names]  # a wrong one is told before anything is done
     against = method_name(getattr(chosen, "against", names[-1]))
-    if against not in names:
-        raise CoterieError(f"{against} is not among the methods that are compared, so nothing can be tested against it")
+    trainings = list(dict.fromkeys(map(training, names)))
+    if training(against) not in trainings:
+        raise CoterieError(
+            f"{against} is not among the methods that are compared: --against is one of {', '.join(names)}"
+        )
     make_trackers(getattr(chosen, "track", ()))  # the same of one whose package is missing
     format = getattr(chosen, "format", "terminal")
     quiet = hasattr(chosen, "json") or format != "terminal"
     data = load_clients(**given(chosen, DataSettings))
     first = getattr(chosen, "seed", 0)
     check_protection(chosen, names)
-    trainings = list(dict.fromkeys(VARIANTS[n][0] if n in VARIANTS and not VARIANTS[n][1] else n for n in names))
     base = begun or Path(getattr(chosen, "out", None) or default_folder(names, data.name))
     if begun is None and base.exists():
         raise CoterieError(f"{base} exists already; name another folder with --out, or remove it")

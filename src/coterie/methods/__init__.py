@@ -81,3 +81,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "fedcrc-per": ("fedcrc", {}, "FedCRC-Per"),
     "pfakd-at": ("pfakd", {"at": "alternate"}, "PFAKD+AT (alternating, our reading)"),
 }
+
+
+def training(name: str) -> str:
+    """The method or variant that trains for this one: several can be results of one training."""
+    base, changes, _ = VARIANTS.get(name, (name, {}, ""))
+    return name if changes else base

@@ -15,7 +15,7 @@ from coterie.api import make_method
 from coterie.core.samples import Transform
 from coterie.data import PARTITIONS, transform
 from coterie.federation import Settings
-from coterie.methods import METHODS, VARIANTS, AnyMethod
+from coterie.methods import METHODS, VARIANTS, AnyMethod, training
 
 Value = tuple[tuple[str, Any], ...]  # one choice of the settings that vary: ((setting, value), ...)
 
@@ -80,8 +80,7 @@ class Row:
     @property
     def training(self) -> str:
         """The method that trains: several rows can be results of one training."""
-        base, changes, _ = VARIANTS.get(self.method, (self.method, {}, ""))
-        return self.method if changes else base
+        return training(self.method)
 
 
 class Plan(NamedTuple):
