@@ -51,7 +51,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["run", ""], "unknown method ''"),
     (["run", "é"], "unknown method 'é'"),
     (["run", "fedavg", "fedper"], "unrecognized arguments: fedper"),
-    (["run", "fedpac", "--dataset", "heart-disease", "--num-clients", "3"], "known: none"),
+    (["run", "fedpac", "--dataset", "heart-disease", "--num-clients", "3"], "--partition RULE divides it anew"),
     ([*RUN, "--rounds", "-1"], "rounds must be at least 1"),
     ([*RUN, "--rounds", "1e3"], "invalid int value"),
     ([*RUN, "--rounds", ""], "invalid int value"),

@@ -27,6 +27,11 @@ def divide(dataset: Dataset, rule: str, **settings: Any) -> Partition:
         raise unknown("partition", rule, PARTITIONS)
     known = [name for name in inspect.signature(PARTITIONS[rule]).parameters if name != "labels"]
     for name in settings:
+        if not known and dataset.owners:
+            raise CoterieError(
+                f"{dataset.name} comes divided: its clients are those that the samples are from (hospitals, writers, "
+                f"devices), so {name} cannot be chosen; --partition RULE divides it anew"
+            )
         if name not in known:
             raise unknown(f"setting of {rule}", name, known)
     return PARTITIONS[rule](dataset.labels, **settings)
