@@ -24,6 +24,7 @@ log = logging.getLogger("coterie")
 GRACE = 5.0  # seconds that a worker has to end what it started
 KILLED = -9  # how a process ends that the system has no memory for
 LOOK = 0.2  # seconds between looks at whether somebody asked to stop
+KEPT = "what was finished is kept, and the same command goes on"
 ENDING = "\ncoterie: stops; Ctrl-C once more stops at once\n"
 
 
@@ -44,7 +45,7 @@ def side_by_side(tasks: Sequence[Task], work: Work, jobs: int, say: Callable[[st
             while busy := crew.busy():
                 ready = wait([worker.line for worker in busy], LOOK)
                 if stop := asked():
-                    raise Stopped("stopped; what was finished is kept, and the same command goes on", stop)
+                    raise Stopped(f"stopped; {KEPT}", stop)
                 for worker in busy:
                     if worker.line in ready:
                         crew.hear(worker)

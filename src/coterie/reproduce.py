@@ -18,7 +18,8 @@ from coterie.core.errors import CoterieError, unknown
 from coterie.core.samples import FederatedData
 from coterie.data import at_hand, divide, federate, load, transform
 from coterie.federation import Round
-from coterie.jobs import Failures, Task, side_by_side
+from coterie.federation.stopping import Stopped
+from coterie.jobs import KEPT, Failures, Task, side_by_side
 from coterie.recipes import Plan, Published, Recipe, Row, Value
 from coterie.results import Shelf, Unwritable, accuracies, describe, hardware, outcome
 from coterie.significance import Spread
@@ -134,7 +135,9 @@ def one_by_one(todo: Iterable[Cell], work: Callable[[Cell], Any]) -> list[str]:
         try:
             work(cell)
         except Unwritable as error:
-            raise Unwritable(f"{error}; what was finished before is kept, and the same command goes on") from None
+            raise Unwritable(f"{error}; {KEPT}") from None
+        except KeyboardInterrupt:
+            raise Stopped(f"stopped; {KEPT}") from None
         except CoterieError as error:
             failures.note(cell.title, str(error))
     return failures.told()

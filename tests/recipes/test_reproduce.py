@@ -130,7 +130,7 @@ def test_an_interrupted_call_goes_on(
         return counted(*rest, **more)
 
     monkeypatch.setattr(module, "run", stopped)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match="stopped; what was finished is kept, and the same command goes on"):
         go(recipe, tmp_path / "out")
     assert len(list((tmp_path / "out").rglob("*"))) == 1 + 3  # the recipe's folder, whole files, and nothing else
     monkeypatch.setattr(module, "run", counted)
