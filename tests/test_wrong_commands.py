@@ -24,6 +24,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("desk")
     main(["run", "fedavg", *TINY, "--rounds", "1", "--out", str(folder / "run"), "--json"])
     (folder / "file").write_text("x")
+    (folder / "text.npz").write_text("x")
     (folder / "folder").mkdir()
     for name in ("empty.npz", "photo.png", "cut.yaml", "table.csv"):
         (folder / name).write_bytes({"cut.yaml": b"id: [", "table.csv": b"a,b\n1,2\n"}.get(name, b""))
@@ -129,6 +130,8 @@ WRONG: list[tuple[list[str], str]] = [
     ([*EXPORT, "pdf"], "invalid choice"),
     ([*EXPORT, "torch", "--out", "file/m.pt2"], "cannot be written"),
     ([*EXPORT, "safetensors", "--out", "folder"], "must end in .safetensors"),
+    (["adapt", "run", "--data", "file"], "file: not an .npz file, or a damaged one (no arrays, or of Python objects"),
+    ([*RUN, "--partition", "text.npz"], "not a partition file, or a damaged one (no arrays, or of Python objects"),
     (["adapt", "run", "--data", "folder"], "folder"),
     (["adapt", "run", "--data", "none.npz"], "none.npz"),
     ([*ADAPT, "--epochs", "-1", "--out", "new"], "epochs must be at least"),

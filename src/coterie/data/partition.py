@@ -179,11 +179,16 @@ class Partition:
         except FileNotFoundError:
             raise CoterieError(f"{path}: no such partition file") from None
         except DAMAGED as error:
-            raise CoterieError(f"{path}: not a partition file, or a damaged one ({error})") from error
+            raise CoterieError(f"{path}: not a partition file, or a damaged one ({damage(error)})") from error
 
 
 DAMAGED = (OSError, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError, NotImplementedError,
            RuntimeError, SyntaxError, tokenize.TokenError, zipfile.BadZipFile, zlib.error)  # fmt: skip
+
+
+def damage(error: Exception) -> str:
+    """In words; but for NumPy's on what may be Python objects, which tell how to run them."""
+    return "no arrays, or of Python objects, which are not read" if "allow_pickle" in str(error) else str(error)
 
 
 def _rows(content: dict[str, NDArray[Any]], name: str) -> tuple[Indices, ...]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.core.errors import CoterieError
-from coterie.data.partition import DAMAGED
+from coterie.data.partition import DAMAGED, damage
 from coterie.personal.run import Run
 
 
@@ -69,7 +69,7 @@ def read_arrays(path: Path, *names: str) -> dict[str, NDArray[Any]]:
     except FileNotFoundError:
         raise CoterieError(f"{path}: no such file") from None
     except DAMAGED as error:
-        raise CoterieError(f"{path}: not an .npz file, or a damaged one ({error})") from None
+        raise CoterieError(f"{path}: not an .npz file, or a damaged one ({damage(error)})") from None
 
 
 def has_arrays(path: Path, *names: str) -> bool:
