@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -136,8 +137,8 @@ def one_by_one(todo: Iterable[Cell], work: Callable[[Cell], Any]) -> list[str]:
             work(cell)
         except Unwritable as error:
             raise Unwritable(f"{error}; {KEPT}") from None
-        except KeyboardInterrupt:
-            raise Stopped(f"stopped; {KEPT}") from None
+        except KeyboardInterrupt as stop:
+            raise Stopped(f"stopped; {KEPT}", getattr(stop, "signal", signal.SIGINT)) from None
         except CoterieError as error:
             failures.note(cell.title, str(error))
     return failures.told()
