@@ -187,18 +187,28 @@ def test_runs_are_looked_for_a_few_levels_deep(folders: Path, tmp_path: Path, mo
         read_all([tmp_path])
 
 
-def test_seeds_are_one_method_and_settings_are_not(folders: Path, tmp_path: Path) -> None:
-    for name, change in (("again", {"seed": 1}), ("longer", {"rounds": 9})):
-        shutil.copytree(folders / "fedpac", tmp_path / name)
-        config = json.loads((tmp_path / name / "config.json").read_text())
-        config["federation"] |= change
-        (tmp_path / name / "config.json").write_text(json.dumps(config))
-    seeds = page(folders / "fedpac", tmp_path / "again")
+def test_seeds_are_one_method_and_settings_are_not(tmp_path: Path) -> None:
+    """The first weights follow from the seed."""
+    for name, change in (("first", {}), ("again", {"seed": 1}), ("longer", {"rounds": 2})):
+        settings = {"rounds": 1, "epochs": 1, **change}
+        coterie.run("fedpac", "mlp", toy.toy(augmented=False), where="looped", out=tmp_path / name, **settings)
+    seeds = page(tmp_path / "first", tmp_path / "again")
     (line,) = seeds.table("method", "accuracy", "95 %")
+    assert line["method"] == "FedPAC"
     assert "±" in line["accuracy"]
     assert {"FedPAC, seed 0", "FedPAC, seed 1"} <= set(re.findall(r"FedPAC, seed \d", seeds.text))
-    settings = page(folders / "fedpac", tmp_path / "longer")
-    assert [r["method"] for r in settings.table("method", "accuracy")] == ["FedPAC, rounds 3", "FedPAC, rounds 9"]
+    rounds = page(tmp_path / "first", tmp_path / "longer").table("method", "accuracy")
+    assert [r["method"] for r in rounds] == ["FedPAC, rounds 1", "FedPAC, rounds 2"]
+
+
+def test_other_first_weights_with_the_same_seed_are_told_apart(tmp_path: Path) -> None:
+    runs = [(weights, seed) for weights in (0, 1) for seed in (0, 1)]
+    for weights, seed in runs:
+        settings = {"rounds": 1, "epochs": 1, "seed": seed, "out": tmp_path / f"{weights}-{seed}"}
+        coterie.run("fedpac", toy.network(seed=weights), toy.toy(), where="looped", **settings)
+    starts = [read(tmp_path / f"{w}-{seed}").config["model"]["start"] for w, seed in runs if seed == 0]
+    shown = page(tmp_path).table("method", "accuracy", "95 %")
+    assert [r["method"] for r in shown] == [f"FedPAC, start {start[:7]}" for start in starts]
 
 
 def test_runs_on_different_data_are_not_tested_against_each_other(folders: Path, copy: Path) -> None:

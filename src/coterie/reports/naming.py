@@ -47,16 +47,24 @@ def details(runs: Sequence[Run]) -> list[str]:
 
 def detail(run: Run, own: Mapping[str, Any], alike: Sequence[tuple[Run, Mapping[str, Any]]]) -> str:
     differ = [name for name in own if any(other.get(name) != own[name] for _, other in alike)]
-    twice = sum(other.seed == run.seed and set_so == own for other, set_so in alike) > 1
-    if twice or len(differ) > 2:
+    begun = [(other.seed, start(other)) for other, set_so in alike if set_so == own]
+    if begun.count((run.seed, start(run))) > 1 or len(differ) > 2:
         return f" ({run.folder.name})"
-    return "".join(f", {name.rsplit('.', 1)[-1].replace('_', ' ')} {own[name]}" for name in differ)
+    words = [f", {name.rsplit('.', 1)[-1].replace('_', ' ')} {own[name]}" for name in differ]
+    if len(set(begun)) > len({seed for seed, _ in begun}):  # weights of the user's own, with the same seed
+        words.append(f", start {start(run)[:7]}")
+    return "".join(words)
 
 
 def settings(run: Run) -> dict[str, Any]:
-    """What decides on the numbers, but for the seed."""
+    """What decides on the numbers, but for the seed and the first weights, which follow from it."""
     parts = {name: run.section(name) for name in ("data", "model", "method", "federation")}
-    return {name: value for name, value in flat(parts).items() if name != "federation.seed"}
+    return {name: value for name, value in flat(parts).items() if name not in ("federation.seed", "model.start")}
+
+
+def start(run: Run) -> str:
+    """The checksum of the weights that it began with."""
+    return str(run.section("model").get("start", "unknown"))
 
 
 def flat(parts: Mapping[str, Any], before: str = "") -> dict[str, Any]:
