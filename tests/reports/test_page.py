@@ -173,6 +173,12 @@ def test_a_folder_of_runs_stands_for_all_of_them(folders: Path) -> None:
     assert [run.method for run in read_all([folders])] == ["Ditto", "FedPAC"]
 
 
+def test_a_run_counts_once(folders: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(folders / "fedpac")
+    twice = [folders / "fedpac", folders, folders / "ditto" / ".." / "ditto", tmp_path / "link"]
+    assert [run.method for run in read_all(twice)] == ["FedPAC", "Ditto"]
+
+
 def test_runs_are_looked_for_a_few_levels_deep(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not in runs, in links or in hidden folders, and never over a whole disk."""
     for place in ("b/c", "a", "a/inside", "b/.old/x", "b/c/../deep/1/2"):

@@ -125,8 +125,13 @@ def whole(value: Any) -> int:
 
 
 def read_all(paths: Iterable[str | Path]) -> list[Run]:
-    """The runs of these folders; a folder that holds some, as `coterie compare` leaves, stands for all in it."""
-    return [read(folder) for path in paths for folder in run_folders(Path(path))]
+    """The runs of these folders, each once; one that holds some, as `coterie compare` leaves, stands for all in it."""
+    found: dict[Path, Run] = {}
+    for path in paths:
+        for folder in run_folders(Path(path)):
+            if folder.resolve() not in found:
+                found[folder.resolve()] = read(folder)
+    return list(found.values())
 
 
 def read(folder: Path) -> Run:
