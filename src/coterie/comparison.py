@@ -23,6 +23,12 @@ def title(name: str) -> str:
     return VARIANTS[name][2] if name in VARIANTS else METHODS[name].title
 
 
+def reported(name: str) -> str:
+    """What the run that is trained for a method or variant calls its number."""
+    base, changes, _ = VARIANTS.get(name, (name, {}, ""))
+    return METHODS[base].title if changes else title(name)
+
+
 def rows_of(
     name: str,
     seed: int,

@@ -173,6 +173,30 @@ def test_a_folder_of_runs_stands_for_all_of_them(folders: Path) -> None:
     assert [run.method for run in read_all([folders])] == ["Ditto", "FedPAC"]
 
 
+@pytest.mark.parametrize(
+    ("named", "order", "against"),
+    [("local fedavg", ["Local", "FedAvg", "FedAvg-FT"], "FedAvg"),
+     ("FedAvg-FT Local --against FedAvg-FT", ["FedAvg", "FedAvg-FT", "Local"], "FedAvg-FT"),
+     ("local fedpac-fa fedpac --against fedpac-fa", ["Local", "FedPAC, combine False", "FedPAC, combine True"],
+      "FedPAC, combine False")],
+)  # fmt: skip
+def test_a_comparison_is_shown_as_it_was_made(tmp_path: Path, named: str, order: list[str], against: str) -> None:
+    """The order of its methods, and which of them the others are tested against."""
+    out = tmp_path / "compared"
+    main(["compare", *named.split(), "--dataset", "heart-disease", "--rounds", "1", "--out", str(out), "--json"])
+    for given in (out, tmp_path):
+        made = page(given)
+        shown = made.table("method", "accuracy", "seconds")
+        assert [r["method"] for r in shown] == order
+        tests = made.table("method", f"against {against}", "p (Holm)")
+        assert [r["method"] for r in tests] == [name for name in order if name != against]
+    rows = json.loads((out / "compare.json").read_text())["outcomes"]
+    assert [r["accuracy"] for r in shown] == [f"{100 * row['mean']:.2f}" for row in rows]
+    by_hand = page(*(run.folder for run in reversed(read_all([out]))))
+    last = by_hand.table("method", "accuracy", "seconds")[-1]["method"]
+    assert by_hand.table("method", f"against {last}", "p (Holm)")
+
+
 def test_a_run_counts_once(folders: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(folders / "fedpac")
     twice = [folders / "fedpac", folders, folders / "ditto" / ".." / "ditto", tmp_path / "link"]

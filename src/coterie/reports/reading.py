@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,7 +18,8 @@ from coterie.core.errors import CoterieError
 from coterie.data.partition import DAMAGED, Partition
 from coterie.federation.history import POINTS
 from coterie.methods import METHODS
-from coterie.reports.finding import run_folders
+from coterie.reports.compared import place, reference
+from coterie.reports.finding import is_run, run_folders
 
 Kind = TypeVar("Kind")
 Measures = dict[str, float]  # column of metrics.csv -> value, where there is one
@@ -62,6 +64,7 @@ class Run:
     result: Mapping[str, Any] | None = None
     log: str = ""
     missing: Sequence[str] = ()  # what could not be read, in words
+    reference: str = ""  # name of what of it the other runs of its comparison were tested against
 
     @property
     def method(self) -> str:
@@ -128,10 +131,22 @@ def read_all(paths: Iterable[str | Path]) -> list[Run]:
     """The runs of these folders, each once; one that holds some, as `coterie compare` leaves, stands for all in it."""
     found: dict[Path, Run] = {}
     for path in paths:
-        for folder in run_folders(Path(path)):
-            if folder.resolve() not in found:
-                found[folder.resolve()] = read(folder)
+        for run in read_below(Path(path)):
+            found.setdefault(run.folder.resolve(), run)
     return list(found.values())
+
+
+def read_below(path: Path) -> list[Run]:
+    """The runs of one folder; those of a comparison in its order, and tested against what it tested against."""
+    runs = [read(folder) for folder in run_folders(path)]
+    if is_run(path):
+        return runs
+    ordered = [
+        run
+        for _, inside in groupby(runs, key=lambda run: run.folder.parent)
+        for run in sorted(inside, key=lambda run: place(run.section("command")))
+    ]
+    return [replace(run, reference=reference(run.section("command"))) for run in ordered]
 
 
 def read(folder: Path) -> Run:

@@ -89,7 +89,8 @@ def beside(group: Sequence[Entry]) -> Markup:
     clients = max(len(o["clients"]) for o in outcomes)
     seeds = max(len([o for o in outcomes if o["method"] == name]) for name in {o["method"] for o in outcomes})
     about = {"data": group[0].run.data[0], "clients": clients, "outcomes": outcomes}
-    accuracies, *tests = comparison(about, seeds)
+    references = {e.label for e in group if e.run.reference and e.run.outcomes.get(e.run.reference) == e.point}
+    accuracies, *tests = comparison(about, seeds, references.pop() if len(references) == 1 else None)
     spent = [cell([o for o in outcomes if o["method"] == row[0]], "seconds", 1) for row in accuracies.rows]
     rows = [[*row, seconds] for row, seconds in zip(accuracies.rows, spent, strict=True)]
     made = [table(accuracies.title, [*accuracies.header, "seconds"], rows), paragraph(accuracies.note, class_="small")]
