@@ -335,6 +335,78 @@ def test_any_file_may_be_damaged(copy: Path, folders: Path, name: str, content: 
     assert page(folders / "ditto", copy).content["h1"]
 
 
+def cut(path: Path, lines: int, more: int = 0) -> None:
+    """Leave so many lines, and so many bytes of the next."""
+    content = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(content[:lines]) + content[lines][:more])
+
+
+def test_whole_folders_lack_nothing(folders: Path) -> None:
+    assert "as far as its folder goes" not in page(folders).text
+
+
+@pytest.mark.parametrize("more", [0, 6, -2])  # at the end of a line, inside a number, before the end of the line
+def test_metrics_that_were_cut_are_told(copy: Path, more: int) -> None:
+    """A line that is not whole is not shown: its last number may be half of one."""
+    cut(copy / "metrics.csv", 2, more)
+    made = page(copy)
+    assert "is told as far as its folder goes: metrics.csv ends after round 1 of 4." in made.text
+    assert [r["round"] for r in made.table("round", "PRE")] == ["1"]
+
+
+@pytest.mark.parametrize("more", [0, 3, -2])
+def test_classes_that_were_cut_are_told(copy: Path, more: int) -> None:
+    cut(copy / "classes.csv", 3, more)
+    made = page(copy)
+    assert "is told as far as its folder goes: classes.csv has 2 of 5 clients." in made.text
+    assert [r["client"] for r in made.table("client", "a", "d")] == ["0", "1"]
+
+
+@pytest.mark.parametrize("result", [True, False])
+@pytest.mark.parametrize("more", [0, 3, -2])
+def test_clients_that_were_cut_are_told(copy: Path, more: int, result: bool) -> None:
+    """POST of everybody, in the round that follows, comes last."""
+    if not result:
+        (copy / "result.json").unlink()
+    places = [(r["round"], r["point"], r["split"]) for r in rows(copy / "clients.csv")]
+    post, pre = (max(i for i, at in enumerate(places) if at == (*one, "test")) for one in (("4", "post"), ("3", "pre")))
+    for lines, number in ((1 + post, 4), (1 + pre, 3), (pre - 1, 3)):  # the first line is the header
+        cut(copy / "clients.csv", lines, more)
+        assert f"clients.csv does not have all clients of round {number}" in page(copy).text
+    assert {r["client"] for r in page(copy).table("client", "FedPAC")} == {"0", "1"}
+
+
+def test_clients_that_were_cut_are_told_if_all_fare_alike(tmp_path: Path) -> None:
+    """Their mean is that of the others."""
+    data = toy.toy(test=(1,) * 5)
+    data.test.x[:], data.test.y[:] = data.test.x[:1].clone(), data.test.y[:1].clone()
+    out = tmp_path / "run"
+    coterie.run("fedavg", toy.network(), data, where="looped", out=out, rounds=1, epochs=1, lr=1e-9)
+    assert "as far as its folder goes" not in page(out).text
+    cut(out / "clients.csv", len(rows(out / "clients.csv")))
+    assert "clients.csv does not have all clients of round 1" in page(out).text
+
+
+def test_fine_tuning_that_was_cut_is_told(tmp_path: Path) -> None:
+    """It is a second line of the last round."""
+    coterie.run("fedavg", toy.network(), toy.toy(), where="looped", out=tmp_path / "run", rounds=1, epochs=1)
+    assert "as far as its folder goes" not in page(tmp_path / "run").text
+    cut(tmp_path / "run" / "metrics.csv", 2)
+    assert "metrics.csv lacks what was measured after the last round" in page(tmp_path / "run").text
+
+
+@pytest.mark.parametrize("content", [None, b'{"data": {'])
+def test_a_lost_configuration_is_all_that_is_told(copy: Path, content: bytes | None) -> None:
+    """The other files are whole."""
+    (copy / "config.json").unlink()
+    if content:
+        (copy / "config.json").write_bytes(content)
+    (note,) = re.findall(r"told as far as its folder goes: .*", page(copy).text)
+    assert "config.json" in note
+    assert "reports.npz" not in note
+    assert "csv" not in note
+
+
 def test_metrics_may_have_few_columns_and_odd_values(copy: Path, folders: Path) -> None:
     (copy / "metrics.csv").write_text("round,pre_mean\n1,5\n2,inf\n3,-7\n")
     assert [r["PRE"] for r in page(copy).table("round", "PRE")] == ["500.00", "", "-700.00"]

@@ -58,6 +58,7 @@ class Run:
     config: Mapping[str, Any] = field(default_factory=dict)
     rounds: Mapping[int, Measures] = field(default_factory=dict)  # number -> measures
     scores: Mapping[str, Sequence[Score]] = field(default_factory=dict)  # point -> clients, in its last round
+    scored: Mapping[str, int] = field(default_factory=dict)  # point -> that round
     weights: Sequence[Weights] = ()
     classes: Classes | None = None
     picture: str = ""  # SVG of the partition
@@ -164,13 +165,14 @@ def read(folder: Path) -> Run:
 
     run = Run(folder, part("config.json", read_object) or {})
     rounds = part("metrics.csv", read_rounds) or {}
-    scores, answered = part("clients.csv", read_clients) or ({}, {})
+    last, answered = part("clients.csv", read_clients) or ({}, {})
     groups = part("partition.npz", read_groups, always=False) or ()
     clients = whole(run.section("data").get("clients"))
     return replace(
         run,
         rounds=rounds,
-        scores=scores,
+        scores={point: scores for point, (_, scores) in last.items()},
+        scored={point: number for point, (number, _) in last.items()},
         weights=part("reports.npz", lambda path: read_weights(path, answered, clients, groups), always=False) or [],
         classes=part("classes.csv", read_classes),
         picture=part("partition.svg", read_text) or "",
@@ -197,10 +199,14 @@ def read_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def table(path: Path) -> Iterator[dict[str, str]]:
-    """The whole lines of a CSV file: one that was being written when the run stopped is left out."""
+def lines(path: Path) -> Iterator[str]:
+    """The whole lines of a file: one that was being written when the run stopped is left out."""
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        yield from (row for row in csv.DictReader(file) if None not in row and None not in row.values())
+        yield from (line for line in file if line.endswith("\n"))
+
+
+def table(path: Path) -> Iterator[dict[str, str]]:
+    yield from (row for row in csv.DictReader(lines(path)) if None not in row and None not in row.values())
 
 
 def read_rounds(path: Path) -> dict[int, Measures]:
@@ -228,8 +234,8 @@ def finite(text: str | float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def read_clients(path: Path) -> tuple[dict[str, list[Score]], dict[int, list[int]]]:
-    """Point -> scores of its last round on the test split; round -> clients that answered in it."""
+def read_clients(path: Path) -> tuple[dict[str, tuple[int, list[Score]]], dict[int, list[int]]]:
+    """Point -> its last round and the scores of that on the test split; round -> clients that answered in it."""
     last: dict[str, tuple[int, list[Score]]] = {}
     answered: dict[int, list[int]] = {}
     for row in table(path):
@@ -242,7 +248,7 @@ def read_clients(path: Path) -> tuple[dict[str, list[Score]], dict[int, list[int
             last[point] = (number, [])
         if int(row["total"]):  # a client without samples has no accuracy
             last[point][1].append(Score(client, int(row["correct"]), int(row["total"])))
-    return {point: scores for point, (_, scores) in last.items()}, answered
+    return last, answered
 
 
 def read_weights(
@@ -257,15 +263,14 @@ def read_weights(
                 raise ValueError(f"{name} is not square")
             ids = answered.get(number) or range(clients)
             if len(ids) == len(matrix) > 0 and np.isfinite(matrix).all():
-                group = groups if len(groups) == clients else [0] * clients  # of other clients, if some are met later
-                order = sorted(range(len(ids)), key=lambda i: group[ids[i]])
+                known = dict(enumerate(groups)) if len(groups) == clients else {}  # of others, if some are met later
+                order = sorted(range(len(ids)), key=lambda i: known.get(ids[i], 0))
                 found.append(Weights(number, tuple(ids[i] for i in order), matrix[np.ix_(order, order)]))
     return found
 
 
 def read_classes(path: Path) -> Classes:
-    with path.open(newline="", encoding="utf-8") as file:
-        header, *rows = csv.reader(file)
+    header, *rows = list(csv.reader(lines(path))) or [[]]
     counts = np.array([[int(n) for n in row[1:]] for row in rows], np.int64)
     if counts.shape != (len(rows), len(header) - 1) or not counts.size:
         raise ValueError("not a table")

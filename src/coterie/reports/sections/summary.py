@@ -14,6 +14,7 @@ from coterie.reports.markup import Markup, join, tag
 from coterie.reports.naming import Entry, entries
 from coterie.reports.reading import Run
 from coterie.reports.sections.clients import tip
+from coterie.reports.shortfalls import shortfalls
 
 
 def summary(runs: Sequence[Run]) -> Markup:
@@ -34,8 +35,9 @@ def remarks(run: Run, several: bool) -> list[str]:
         after = f"after round {max(run.rounds)}" if run.rounds else "before its first round ended"
         of = f" of {run.planned}" if run.rounds and run.planned else ""
         found.append(f"{name} did not end: it stopped {after}{of}, or goes on still. Here is what it had measured.")
-    if run.missing:
-        found.append(f"{name} is told as far as its folder goes: {'; '.join(run.missing)}.")
+    missing = [*run.missing, *shortfalls(run)]
+    if missing:
+        found.append(f"{name} is told as far as its folder goes: {'; '.join(missing)}.")
     return found
 
 
