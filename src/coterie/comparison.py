@@ -53,7 +53,7 @@ def rows_of(
             "post": post.accuracy("post"),
             "global": last.accuracy("global"),
             **{p: v for r in history for p in NEW if (v := r.accuracy(p)) is not None},
-            "megabytes": round(sum(r.bytes_up + r.bytes_down for r in history) / 1e6, 3),
+            "megabytes": round(sum(r.bytes_up + r.bytes_down for r in history) / 1e6, 6),  # exactly
             "seconds": round(seconds, 2),
             "privacy": privacy,
             "clients": scores.clients[scores.total > 0].tolist(),
