@@ -97,6 +97,12 @@ def page(*paths: Path) -> Page:
     return Page(report(read_all(paths)))
 
 
+def test_the_last_full_round_is_told(folders: Path) -> None:
+    """Curves have one round more than were asked for."""
+    told = report(read_all([folders / "fedpac"]))
+    assert f"{ROUNDS} rounds · 60 % of clients a round, all of them in one more at the end" in told
+
+
 def test_every_round_is_in_the_table(folders: Path) -> None:
     shown = page(folders / "fedpac").table("round", "PRE")
     written = rows(folders / "fedpac" / "metrics.csv")

@@ -80,7 +80,8 @@ def facts(runs: Sequence[Run]) -> str:
         words = [f"{count} clients"] if count else []
         words += [f"{run.planned} rounds"] if run.planned else []
         ratio = federation.get("join_ratio", 1)
-        words += [f"{100 * ratio:g} % of clients a round"] if isinstance(ratio, int | float) and ratio != 1 else []
+        last = ", all of them in one more at the end" if federation.get("full_last_round") is True else ""
+        words += [f"{100 * ratio:g} % of clients a round{last}"] if isinstance(ratio, int | float) and ratio < 1 else []
         words += [f"seed {federation['seed']}"] if "seed" in federation else []
         words += [str(run.section("ran")["started"])[:10]] if "started" in run.section("ran") else []
         told.append(words)
