@@ -11,12 +11,8 @@ from coterie.core.errors import unknown
 
 FORMATS = ("terminal", "markdown", "latex", "csv")
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
-LATEX |= {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
-    "<": "$<$",
-    ">": "$>$",
-    "τ": r"$\tau$",
-    "ε": r"$\varepsilon$",
-}
+LATEX |= {letter: f"\\{letter}" for letter in "&%$#_{}"} | {"<": "$<$", ">": "$>$"}
+LATEX |= {"τ": r"$\tau$", "ε": r"$\varepsilon$", "λ": r"$\lambda$"}
 
 
 class Table(NamedTuple):
