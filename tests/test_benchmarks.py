@@ -338,3 +338,15 @@ def test_the_page_on_performance_is_that_of_the_files() -> None:
     """If this fails: python -m benchmarks.performance"""
     for path, page in performance.pages().items():
         assert path.read_text(encoding="utf-8") == page
+
+
+def test_a_profile_is_that_of_the_first_workload_that_has_one() -> None:
+    bare, seen = (
+        {"ways": {"batched": {}}, "commit": "1"},
+        {"ways": {"batched": {"profile": {"mm": 0.5}}}, "commit": "2"},
+    )
+    told = performance.profiles({"abacus": {"workloads": {"cifar-20": bare, "fmnist-20": seen}}})
+    assert told.startswith("`fmnist-20` on abacus, batched (commit 2):")
+    assert "| `mm`" in told
+    assert "50.0" in told
+    assert performance.profiles({"abacus": {"workloads": {"cifar-20": bare}}}) == ""

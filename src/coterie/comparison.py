@@ -8,7 +8,7 @@ from typing import Any
 from coterie.core.errors import unknown
 from coterie.federation import History
 from coterie.federation.history import Outcome
-from coterie.methods import METHODS, VARIANTS
+from coterie.methods import METHODS, VARIANTS, parts
 from coterie.significance import Spread, holm, wilcoxon
 from coterie.tables import Table
 
@@ -25,7 +25,7 @@ def title(name: str) -> str:
 
 def reported(name: str) -> str:
     """What the run that is trained for a method or variant calls its number."""
-    base, changes, _ = VARIANTS.get(name, (name, {}, ""))
+    base, changes = parts(name)
     return METHODS[base].title if changes else title(name)
 
 
@@ -38,7 +38,7 @@ def rows_of(
     privacy: Mapping[str, Any] | None,
 ) -> list[dict[str, Any]]:
     """What a run of this method or variant comes to, one row for each number that it reports."""
-    base, changes, _ = VARIANTS.get(name, (name, {}, ""))
+    base, changes = parts(name)
     last = next(r for r in reversed(history) if ("pre", "test") in r.scores)
     post = next((r for r in reversed(history) if ("post", "test") in r.scores), last)
     return [

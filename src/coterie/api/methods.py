@@ -9,7 +9,7 @@ from typing import Any
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.local import Sgd
 from coterie.federation import Safety, Settings
-from coterie.methods import METHODS, VARIANTS, AnyMethod
+from coterie.methods import METHODS, VARIANTS, AnyMethod, parts
 from coterie.protocols import method_preset, preset
 
 
@@ -28,7 +28,7 @@ def method_name(name: str) -> str:
 def make_method(name: str, **settings: Any) -> AnyMethod:
     """A method by name; settings are fields of the method or of its local training."""
     name = method_name(name)
-    base, changes, _ = VARIANTS.get(name, (name, {}, ""))
+    base, changes = parts(name)
     kind = METHODS[base]
     own = {f.name for f in fields(kind)} - {"train"}
     training = {f.name for f in fields(Sgd)}
@@ -52,7 +52,7 @@ def choose(
     if isinstance(method, str):
         training = {f.name for f in fields(Sgd)}
         method = method_name(method)
-        base, changes, _ = VARIANTS.get(method, (method, {}, ""))
+        base, changes = parts(method)
         presets = {k: v for k, v in usual.items() if k in training} | method_preset(protocol, base)
         method = make_method(method, **presets | changes | own)
     elif own:

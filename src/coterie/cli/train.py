@@ -86,7 +86,7 @@ def add_method_flags(parser: argparse.ArgumentParser, argv: list[str]) -> None:
     """Those of the method that is named."""
     from coterie.api import make_method, method_name
     from coterie.core.errors import CoterieError
-    from coterie.methods import VARIANTS
+    from coterie.methods import parts
     from coterie.protocols import method_presets
 
     for word in argv:
@@ -94,7 +94,7 @@ def add_method_flags(parser: argparse.ArgumentParser, argv: list[str]) -> None:
             method = make_method(word)
         except CoterieError:
             continue  # a flag, or the value of one
-        base, changes, _ = VARIANTS.get(method_name(word), (method_name(word), {}, ""))
+        base, changes = parts(method_name(word))
         add_flags(parser, method.title, type(method), presets=[own | changes for own in method_presets(base)])
         return
 
@@ -234,13 +234,13 @@ def train_all(chosen: argparse.Namespace, names: list[str], seeds: int, begun: P
 def check_protection(chosen: argparse.Namespace, names: list[str]) -> None:
     """A method that cannot have the protection is told before anything is trained."""
     from coterie.api import make_method
-    from coterie.methods import VARIANTS
+    from coterie.methods import parts
     from coterie.protection import Protection
     from coterie.protocols import method_preset
 
     wanted, protocol = Protection(**given(chosen, Protection)), getattr(chosen, "protocol", "pac")
     for name in names:
-        base, changes, _ = VARIANTS.get(name, (name, {}, ""))
+        base, changes = parts(name)
         own = given(chosen, type(make_method(name)))
         wanted.check(make_method(name, **method_preset(protocol, base) | changes | own))
 

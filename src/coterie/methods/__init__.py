@@ -83,7 +83,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
+def parts(name: str) -> tuple[str, dict[str, Any]]:
+    """The method that a method or variant is, and the settings that make it the variant."""
+    base, changes, _ = VARIANTS.get(name, (name, {}, ""))
+    return base, changes
+
+
 def training(name: str) -> str:
     """The method or variant that trains for this one: several can be results of one training."""
-    base, changes, _ = VARIANTS.get(name, (name, {}, ""))
+    base, changes = parts(name)
     return name if changes else base

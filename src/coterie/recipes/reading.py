@@ -16,7 +16,7 @@ from coterie.core.local import Sgd
 from coterie.data import DATASETS, PARTITIONS
 from coterie.federation import Settings
 from coterie.federation.history import POINTS
-from coterie.methods import METHODS, VARIANTS
+from coterie.methods import METHODS, parts
 from coterie.models import MODELS
 from coterie.protocols import PROTOCOLS
 from coterie.recipes.keys import Keys, fitting, load_yaml
@@ -161,7 +161,7 @@ def method_kinds(name: Any) -> dict[str, Any]:
     """Setting -> type, of a method; none if there is no such method."""
     if not isinstance(name, str):
         return {}
-    base = VARIANTS[method_name(name)][0] if method_name(name) in VARIANTS else method_name(name)
+    base, _ = parts(method_name(name))
     hints = typing.get_type_hints(METHODS[base])
     return {field.name: hints[field.name] for field in fields(METHODS[base]) if field.name != "train"}
 
