@@ -2,11 +2,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 FLOWER := .venv-flower/bin
+QUICK := tests/core tests/methods tests/models tests/data tests/analysis tests/test_house.py  # the pure parts
 
-.PHONY: demo test test-flower slow wheel check docs bench clean
+.PHONY: demo quick test test-flower slow wheel check audit chaos docs bench clean
 
 demo: .venv/installed
 	$(BIN)/coterie demo
+
+quick: .venv/dev  # unit tests, in less than a minute
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(QUICK) \
+		-m 'not (long or slow or network or browser or ray or gpu or wheel or flower)'
 
 test: .venv/dev  # in two processes, each with one thread
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
@@ -20,12 +25,22 @@ slow: .venv/dev  # minutes of training on real data
 wheel: .venv/dev  # builds it, installs it in an empty environment, runs the demo there
 	$(BIN)/python -m pytest -m wheel
 
-check: .venv/dev
+check: .venv/dev  # ruff's S rules are those of bandit; every exception is explained where it is made
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/coterie ledger --check
+	$(BIN)/python -m tools.ledger --check
+
+audit: .venv/dev  # asks an advisory service on the internet; --strict: a library that it cannot look up is a failure
+	mkdir -p build
+	$(BIN)/python -m pip install --quiet 'pip-audit>=2.7'
+	$(BIN)/python -m pip freeze --exclude-editable > build/installed.txt
+	$(BIN)/pip-audit --strict --no-deps --disable-pip --requirement build/installed.txt
+
+chaos: .venv/dev  # attacks our own processes on this machine, about 25 minutes; figures of docs/security.md
+	$(BIN)/python -m benchmarks.chaos
+	$(BIN)/python -m benchmarks.chaos --page
 
 docs: .venv/docs  # a site in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

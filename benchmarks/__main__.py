@@ -30,9 +30,9 @@ from benchmarks.sweep import POINTS, base, sweep
 from benchmarks.workloads import WORKLOADS, Workload
 from coterie.api import Execution
 from coterie.cli.flags import add_flags, given
-from coterie.clients.looped import cores
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.model import PRECISIONS
+from coterie.execution.looped import cores
 
 
 def flags() -> argparse.ArgumentParser:
@@ -77,7 +77,7 @@ def chosen_ways(how: Execution, precision: str | None) -> list[Execution]:
     if how.device != "cpu":
         return [replace(how, precision=name) for name in ([precision] if precision else PRECISIONS)]
     alone = replace(how, processes=1)
-    several = how.device == "cpu" and how.clients in ("auto", "looped") and how.processes is None and cores() > 1
+    several = how.device == "cpu" and how.backend in ("auto", "looped") and how.processes is None and cores() > 1
     return [how, alone] if several else [how]
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from coterie.clients.looped import cores
+from coterie.execution.looped import cores
 
 GB = 1e9
 

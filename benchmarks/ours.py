@@ -21,18 +21,20 @@ from benchmarks.neighbour import Neighbour
 from benchmarks.roofline import Peaks, Work, floors, step_work
 from benchmarks.workloads import SEED, Workload, data, make, network, steps
 from coterie.api import Execution, make_network, place
-from coterie.clients import Clients, Turn
-from coterie.clients.base import AnyMethod, send
-from coterie.clients.looped import cores
-from coterie.core import order
-from coterie.core.samples import FederatedData
+from coterie.core import random
+from coterie.core.data import FederatedData
+from coterie.core.method import AnyMethod
+from coterie.execution import Backend, Turn
+from coterie.execution.looped import cores
+from coterie.execution.requests import send
 from coterie.federation import Round, Settings, rounds
+from coterie.federation.timing import PhaseTimer
 
 TIMED = ("train", "receive", "evaluate")  # phases that have a line of their own
 SHOWN = 8  # lines of a profile
 
 
-class Clock(rounds.Clock):
+class SynchronizedTimer(PhaseTimer):
     """Waits for the device at both ends of a phase, so that a phase's time is its own."""
 
     @contextmanager
@@ -46,7 +48,7 @@ class Clock(rounds.Clock):
 class Federation:
     """A run that is played round by round."""
 
-    def __init__(self, clients: Clients, joining: int) -> None:
+    def __init__(self, clients: Backend, joining: int) -> None:
         self.clients, self.number = clients, 0
         share = joining / clients.data.clients
         self.measured = Settings(rounds=10**9, join_ratio=share, seed=SEED)
@@ -60,13 +62,13 @@ class Federation:
 
     def round_by_phase(self) -> tuple[float, Round]:
         """Seconds of a round with evaluation, and its record, where every phase waits for the device."""
-        with patch.object(rounds, "Clock", Clock):
+        with patch.object(rounds, "PhaseTimer", SynchronizedTimer):
             return self._play(self.measured)
 
     def training(self, most: int | None = None) -> float:
         """Seconds of the clients' part of a round, of all participants or the first ones."""
         m = self.clients.data.clients
-        joined = order.participants(SEED, self.number, m, self.measured.joining(m))[:most]
+        joined = random.participants(SEED, self.number, m, self.measured.joining(m))[:most]
         downs = send(self.clients.method, self.server, joined)
         synchronize()
         start = time.perf_counter()
@@ -102,7 +104,7 @@ class Case(NamedTuple):
         """Rounds before the measured ones. On a GPU all is recorded in the first, kernels are loaded in the second."""
         return 1 if self.on_cpu else 3
 
-    def clients(self, method: AnyMethod | None = None) -> Clients:
+    def clients(self, method: AnyMethod | None = None) -> Backend:
         """With the workload's method, or another."""
         forget_peak()
         model = make_network(network(self.workload, self.held), self.held, SEED)
@@ -188,7 +190,7 @@ def one_step(w: Workload, held: FederatedData) -> Work:
     """The work of one client in one step, with a full batch."""
     x, y = held.train.client(0)
     train = make(w).train
-    batch = slice(0, train.batch)
+    batch = slice(0, train.batch_size)
     return step_work(network(w, held), x[batch].float() / 255, y[batch], train.momentum > 0)
 
 
@@ -232,7 +234,7 @@ def play(case: Case, plain: Neighbour) -> tuple[str, Turns, dict[str, Any]]:
         return title(clients, case.how), turns, others
 
 
-def title(clients: Clients, how: Execution) -> str:
+def title(clients: Backend, how: Execution) -> str:
     kind = type(clients).__name__.lower()
     if how.device != "cpu":
         return f"{kind}, {how.precision}"
@@ -258,7 +260,7 @@ def profile(federation: Federation, on_cpu: bool) -> dict[str, float]:
 
 def without_steps(method: AnyMethod) -> AnyMethod:
     """The same without SGD steps, FedPAC's of the head excepted."""
-    return replace(method, train=method.train.but(epochs=0))
+    return replace(method, train=method.train.but(local_epochs=0))
 
 
 def without_any_steps(method: AnyMethod) -> AnyMethod:

@@ -15,13 +15,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from tools.ledger import renewed
+
 from benchmarks import tables
 from benchmarks.plot import plot
 from benchmarks.sweep import NAMES
 from coterie.core.model import PRECISIONS
-from coterie.ledger import renewed
-from coterie.recipes import find
-from coterie.results import Shelf, seconds_alone
+from coterie.papers.recipes import find
+from coterie.papers.results import Shelf, seconds_alone
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
@@ -175,20 +176,20 @@ def first(results: Results) -> str:
 
 def sentence(found: dict[str, Results]) -> str:
     """For the README."""
-    text = "; ".join(f"{' and '.join(f'{x:.1f} ({way})' for way, x in ways.items())} on {m}" for m, ways in fast(found))
-    text = f"One FedPAC round of 20 clients, in times as fast as a plain loop over modules: {text}."
+    text = "; ".join(f"on {m}, {', '.join(f'{x:.1f}× ({way})' for way, x in ways.items())}" for m, ways in fast(found))
+    text = f"Speedup of one FedPAC round with 20 clients over a plain PyTorch loop: {text}."
     return textwrap.fill(text, 118, initial_indent="  ", subsequent_indent="  ").strip()
 
 
 def sentence_zh(found: dict[str, Results]) -> str:
     """For the README in Chinese."""
     terms = {"looped, 2 processes": "两个进程", "looped, 1 process": "一个进程", "x86_64, 2 cores": "x86_64（2 核）"}
-    terms |= {"NVIDIA H200": "NVIDIA H200 "} | {f"batched, {kind}": f"成批，{kind}" for kind in PRECISIONS}
+    terms |= {"NVIDIA H200": "NVIDIA H200 "} | {f"stacked, {kind}": f"堆叠，{kind}" for kind in PRECISIONS}
     text = "；".join(
-        f"在 {terms.get(m, m)}上为 {'、'.join(f'{x:.1f} 倍（{terms.get(way, way)}）' for way, x in ways.items())}"
+        f"在 {terms.get(m, m)}上为 {'、'.join(f'{x:.1f}×（{terms.get(way, way)}）' for way, x in ways.items())}"
         for m, ways in fast(found)
     )
-    return f"20 个客户端的一轮 FedPAC，与逐个模块的朴素循环相比的速度：{text}。"
+    return f"20 个客户端的一轮 FedPAC，相对于普通 PyTorch 循环的加速比：{text}。"
 
 
 def fast(found: dict[str, Results]) -> list[tuple[str, dict[str, float]]]:

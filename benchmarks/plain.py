@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from benchmarks.machine import synchronize
 from benchmarks.neighbour import serve
 from benchmarks.workloads import Workload, data, make, network, participants, passes
-from coterie.core.samples import FederatedData, Transform
+from coterie.core.data import FederatedData, Transform
 from coterie.models import Network
 
 SHARED = {"fedpac": "encoder.", "fedper": "encoder.", "fedavg": "", "fedreg": "", "local": None}  # names averaged
@@ -66,13 +66,13 @@ class Loop:
         self.seconds[phase] += self.now - before
 
     def fedpac(self, client: Client) -> None:
-        client.prototypes, _ = class_means(client, self.method.train.batch)
+        client.prototypes, _ = class_means(client, self.method.train.batch_size)
         self.note("statistics")
         self.train(client, client.net.head.parameters(), self.method.head_lr, self.method.head_epochs)
         self.note("head")
         self.train(client, client.net.encoder.parameters(), self.method.train.lr, align=True)
         self.note("steps")
-        class_means(client, self.method.train.batch)
+        class_means(client, self.method.train.batch_size)
         self.note("statistics")
 
     def train(
@@ -88,8 +88,8 @@ class Loop:
         for p in parts:
             p.requires_grad_(True)
         optimiser = torch.optim.SGD(parts, lr=lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay)
-        for _ in range(sgd.epochs if epochs is None else epochs):
-            for index in batches(client, sgd.batch, sgd.drop_last):
+        for _ in range(sgd.local_epochs if epochs is None else epochs):
+            for index in batches(client, sgd.batch_size, sgd.drop_last):
                 optimiser.zero_grad()
                 x, y = client.x[index], client.y[index]
                 z = client.net.encoder(x)

@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.machine import synchronize
 from benchmarks.neighbour import Neighbour, serve
-from coterie.clients.looped import cores
+from coterie.execution.looped import cores
 
 Peaks = dict[str, float]  # "bandwidth": bytes a second; "fp32", "tf32", "bf16": operations a second
 

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from coterie.api import make_method
-from coterie.clients.base import AnyMethod
-from coterie.core import order
-from coterie.core.local import Sgd
-from coterie.core.rebalance import histograms
-from coterie.core.samples import FederatedData
+from coterie.api.protocols import method_preset, preset
+from coterie.core import random
+from coterie.core.data import FederatedData
+from coterie.core.method import AnyMethod
+from coterie.core.optimizers import Sgd
 from coterie.data import Dataset, divide, federate, load, transform
+from coterie.methods.fedreg.rebalance import histograms
 from coterie.models import Network, build
 from coterie.models.cnn import COLOUR, GREY
 from coterie.models.network import conv_layers, flat_size
-from coterie.protocols import method_preset, preset
 
 SEED = 0
 SHAPES = {  # training samples, test samples, shape of one
@@ -55,7 +55,7 @@ class Workload:
         method = make(self)
         return (
             f"{method.title}, {self.network}{wide}, {data}, {self.clients} clients {size}, {taking_part} in a round, "
-            f"{self.epochs} local epoch{'s' if self.epochs > 1 else ''}, batch {method.train.batch}"
+            f"{self.epochs} local epoch{'s' if self.epochs > 1 else ''}, batch {method.train.batch_size}"
         )
 
     def quick(self) -> Workload:
@@ -97,7 +97,7 @@ WORKLOADS = {
 def make(w: Workload) -> AnyMethod:
     usual, training = preset(w.protocol, w.dataset), {f.name for f in fields(Sgd)}
     settings = {k: v for k, v in usual.items() if k in training} | method_preset(w.protocol, w.method)
-    return make_method(w.method, **settings | {"epochs": w.epochs})
+    return make_method(w.method, **settings | {"local_epochs": w.epochs})
 
 
 def data(w: Workload) -> FederatedData:
@@ -147,7 +147,7 @@ def wide_cnn(shape: tuple[int, ...], classes: int, width: float) -> Network:
 
 
 def participants(w: Workload, round: int = 0) -> list[int]:
-    chosen: list[int] = order.participants(SEED, round, w.clients, w.joining).tolist()
+    chosen: list[int] = random.participants(SEED, round, w.clients, w.joining).tolist()
     return chosen
 
 
@@ -165,6 +165,6 @@ def steps(w: Workload, held: FederatedData) -> list[int]:
     train = make(w).train
 
     def in_pass(n: int) -> int:
-        return n // train.batch if train.drop_last else -(-n // train.batch)
+        return n // train.batch_size if train.drop_last else -(-n // train.batch_size)
 
     return [w.epochs * sum(map(in_pass, own)) for own in passes(w, held)]

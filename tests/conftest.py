@@ -7,6 +7,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 
+from tests.skips import pytest_make_collect_report, pytest_runtest_makereport, pytest_runtest_setup
+
+__all__ = ["pytest_make_collect_report", "pytest_runtest_makereport", "pytest_runtest_setup"]  # hooks
+
 torch.set_num_threads(1)
 
 if not torch.cuda.is_available():

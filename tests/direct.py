@@ -1,4 +1,4 @@
-"""A federation whose letters travel as bytes, without a network: devices are objects, the post is a queue."""
+"""A federation in one process whose messages travel as bytes: devices are objects, the transport is a queue."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from typing import Any
 
 import torch
 
-from coterie.clients.remote import Answer, Event, Here, Patience, Post, Remote
-from coterie.core.method import Census
+from coterie.core.data import FederatedData
+from coterie.core.method import AnyMethod, Census
 from coterie.core.model import Model
-from coterie.core.samples import FederatedData
+from coterie.deploy.agreement import Agreement
 from coterie.deploy.device import Device
+from coterie.deploy.messages import Message
+from coterie.deploy.remote import Remote
 from coterie.deploy.store import Store
-from coterie.methods import AnyMethod
-from coterie.network.letters import Agreement, Letter
+from coterie.deploy.timeouts import Timeouts
+from coterie.deploy.transports.interface import AnswerReceived, Event, Transport
 from tests import toy
 
-PATIENCE = Patience(deadline=60, wait=0.01)
+TIMEOUTS = Timeouts(deadline=60, wait=0.01)
 FEDERATION = "ab" * 16
 HOSTED = ((0, 3), (1,), (2, 4))  # which clients each device has
 
 
-class Direct(Post):
-    """Answers come at once."""
+class Direct(Transport):
+    """Answers arrive immediately."""
 
     def __init__(self, devices: list[Device]) -> None:
         self.devices = {i: device for device in devices for i in device.ids}
@@ -32,22 +34,22 @@ class Direct(Post):
         self.absent: set[int] = set()
         self.refused: list[tuple[int, str]] = []
 
-    def send(self, client: int, letter: Letter) -> None:
-        self.events.append(Answer(client, self.devices[client].answer(letter.own, letter.shared)[0]))
+    def send(self, client: int, request: Message) -> None:
+        self.events.append(AnswerReceived(client, self.devices[client].answer(request.own, request.shared)[0]))
 
     def receive(self, seconds: float) -> Event | None:
         return self.events.popleft() if self.events else None
 
-    def present(self, client: int) -> bool:
+    def is_ready(self, client: int) -> bool:
         return client not in self.absent
 
-    def refuse(self, client: int, reason: str) -> None:
+    def report_refusal(self, client: int, reason: str) -> None:
         self.refused.append((client, reason))
 
-    def plan(self, kind: str, round: int, clients: list[int], seconds: float) -> None:
+    def announce_phase(self, kind: str, round: int, clients: list[int], seconds: float) -> None:
         pass
 
-    def over(self) -> None:
+    def end_federation(self) -> None:
         pass
 
     def close(self) -> None:
@@ -65,19 +67,16 @@ def census(data: FederatedData) -> Census:
     return Census(counts.sum(1), counts)
 
 
-def devices(deal: Agreement, data: FederatedData, folder: Path) -> list[Device]:
-    return [Device(deal, data.pick(ids), ids, Store(folder / f"device-{n}")) for n, ids in enumerate(HOSTED)]
+def devices(agreed: Agreement, data: FederatedData, folder: Path) -> list[Device]:
+    return [Device(agreed, data.pick(ids), ids, Store(folder / f"device-{n}")) for n, ids in enumerate(HOSTED)]
 
 
-def remote(method: AnyMethod, model: Model, data: FederatedData, folder: Path, post: type[Direct] = Direct) -> Remote:
-    deal = agreement(method, model, data)
-    return Remote(deal, census(data), post(devices(deal, data, folder)), PATIENCE)
-
-
-def come_back(post: Direct, client: int) -> None:
-    post.absent.discard(client)
-    post.events.append(Here((client,)))
+def remote(
+    method: AnyMethod, model: Model, data: FederatedData, folder: Path, transport: type[Direct] = Direct
+) -> Remote:
+    agreed = agreement(method, model, data)
+    return Remote(agreed, census(data), transport(devices(agreed, data, folder)), TIMEOUTS)
 
 
 def small(name: str) -> tuple[AnyMethod, Model, FederatedData]:
-    return toy.method(name, keep=True), toy.model(torch.float32), toy.toy()
+    return toy.method(name, keep_momentum=True), toy.model(torch.float32), toy.toy()

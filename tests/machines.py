@@ -21,13 +21,14 @@ import torch
 from safetensors.torch import load_file, save
 from torch import nn
 
-from coterie.api import choose, load_clients, make_network
-from coterie.clients import Looped
-from coterie.clients.base import Returned, Turn
+from coterie.api import About, choose, load_clients, make_network
 from coterie.core import tree
-from coterie.core.samples import FederatedData
+from coterie.core.data import FederatedData
+from coterie.execution import Looped
+from coterie.execution.answers import Returned
+from coterie.execution.requests import Turn
 from coterie.federation import federate
-from coterie.federation.model_files import plain
+from coterie.runs.model_files import plain
 
 MOSQUITTO = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
 DATA = {"num_clients": 6, "local_size": 30, "test_size": 20}
@@ -177,14 +178,14 @@ def command(log: str, arguments: tuple[str, ...], protocol: int | None, network:
         with open(f"/run/netns/{network}") as space:
             assert ctypes.CDLL(None).setns(space.fileno(), 0) == 0
     if protocol is not None:
-        from coterie.deploy import terms
+        from coterie.deploy import handshake
 
-        for kind in (terms.Hello, terms.Brief):
+        for kind in (handshake.Hello, handshake.Terms):
             kind.__init__.__defaults__ = tuple(  # type: ignore[misc]
-                protocol if value == terms.PROTOCOL and value is not True else value
+                protocol if value == handshake.PROTOCOL and value is not True else value
                 for value in kind.__init__.__defaults__ or ()  # type: ignore[misc]
             )
-        terms.PROTOCOL = protocol
+        handshake.PROTOCOL = protocol
     from coterie.cli import main
 
     main(arguments)
@@ -193,7 +194,7 @@ def command(log: str, arguments: tuple[str, ...], protocol: int | None, network:
 @cache
 def nursery() -> Any:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.machines", "coterie.deploy.member", "coterie.deploy.server",
+    context.set_forkserver_preload(["tests.machines", "coterie.deploy.transports.mqtt.device", "coterie.deploy.server",
                                     "coterie.cli.deploy", "coterie.cli.train", "paho.mqtt.client"])  # fmt: skip
     return context
 
@@ -246,7 +247,7 @@ def simulated(
 ) -> tree.Tree:
     """The server's state after `coterie run` with these settings, if these clients do not answer in these rounds."""
     data = data or samples()
-    made, federation, _, _ = choose(method, "pac", data.name, data.shape, settings)
+    made, federation, _, _ = choose(method, "pac", About(data.name, data.shape, data.clients), settings)
     clients = Missing(made, make_network("linear", data, federation.seed), data, federation.seed, processes=1)
     clients.left_out = left_out or {}
     server, _ = federate(clients, federation, max_left_out=1.0)

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from coterie.clients import Looped, Turn
-from coterie.clients.base import AnyMethod, keys, send
-from coterie.core import order
-from coterie.core.local import Sgd
+from coterie.core import random
+from coterie.core.data import FederatedData, Split
+from coterie.core.method import AnyMethod
 from coterie.core.model import Model, Weights, make_model
-from coterie.core.samples import FederatedData, Split
+from coterie.core.optimizers import Sgd
+from coterie.execution import Looped, Turn
+from coterie.execution.requests import keys, send
 from tests import toy
 
 SEED = 5
@@ -34,9 +35,13 @@ def batches(data: FederatedData, client: int, turn: Turn, sgd: Sgd) -> list[tupl
     x, y = data.train.client(client)
     x = (x.double() / 255 - 0.5) / 0.5 if x.dtype == torch.uint8 else x
     key, found = keys(SEED, turn, torch.tensor(client)), []
-    for epoch in range(sgd.epochs):
-        shuffled = order.shuffle(order.fold(key, order.SHUFFLE, epoch), len(y))
-        chunks = [index for index in torch.split(shuffled, sgd.batch) if len(index) == sgd.batch or not sgd.drop_last]
+    for epoch in range(sgd.local_epochs):
+        shuffled = random.shuffle(random.fold(key, random.SHUFFLE, epoch), len(y))
+        chunks = [
+            index
+            for index in torch.split(shuffled, sgd.batch_size)
+            if len(index) == sgd.batch_size or not sgd.drop_last
+        ]
         found += [(x[index], y[index]) for index in chunks]
     return found
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.deploy.certs import make
-from coterie.network.flower import QUIET
+from coterie.deploy.transports.flower.connection import QUIET
 
 BIN = Path(sys.executable).parent
 

@@ -7,8 +7,8 @@ from functools import cache
 import pytest
 
 import coterie
-from coterie.core.samples import FederatedData
-from coterie.demo import SETTINGS
+from coterie.cli.demo import SETTINGS
+from coterie.core.data import FederatedData
 from coterie.methods import METHODS
 
 SEEDS = (0, 1, 2)
@@ -21,7 +21,7 @@ def uneven() -> FederatedData:
 
 def accuracies(method: str, data: FederatedData, seed: int, rounds: int) -> dict[str, float]:
     """Name of the result, or point of measurement -> accuracy in percent."""
-    result = coterie.run(method, "cnn", data, rounds=rounds, seed=seed, batch=25, evaluate_every=rounds)
+    result = coterie.run(method, data, "cnn", rounds=rounds, seed=seed, batch_size=25, evaluate_every=rounds)
     measured = {p: c[-1][1] for p in ("pre", "post", "global", "finished") if (c := result.history.curve(p))}
     measured |= {o.name: o.last.mean for o in result.outcomes()}
     return {name: 100 * value for name, value in measured.items()}
@@ -70,7 +70,7 @@ def test_the_demo_tells_the_truth() -> None:
     names = ("dataset", "num_clients", "noniid_s", "local_size", "test_size")
     data = coterie.load_clients(**{name: settings.pop(name) for name in names})
     for seed in SEEDS:
-        ends = {m: coterie.run(m, None, data, seed=seed, **settings) for m in ("local", "fedavg", "fedpac")}
+        ends = {m: coterie.run(m, data, None, seed=seed, **settings) for m in ("local", "fedavg", "fedpac")}
         found = {o.name: 100 * o.last.mean for run in ends.values() for o in run.outcomes()}
         print(f"\nseed {seed}: { ({name: round(value, 2) for name, value in found.items()}) }")
         assert found["FedPAC"] > found["Local"] + 1

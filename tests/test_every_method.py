@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from coterie.clients import Batched, Job, Looped, Turn
-from coterie.clients.base import send
 from coterie.core import tree
-from coterie.core.local import Sgd
+from coterie.core.data import FederatedData
 from coterie.core.model import make_model
-from coterie.core.samples import FederatedData
+from coterie.core.optimizers import Sgd
+from coterie.execution import Looped, Request, Stacked, Turn
+from coterie.execution.requests import send
 from coterie.federation import Settings, federate
 from coterie.methods import METHODS
 from tests import toy, traffic
@@ -25,11 +25,11 @@ every_method = pytest.mark.parametrize("name", METHODS)
 @every_method
 @pytest.mark.parametrize("batch_norm", [False, True], ids=["plain", "batchnorm"])
 @pytest.mark.parametrize("keep", [False, True], ids=["reset", "keep"])
-def test_batched_equals_looped(name: str, batch_norm: bool, keep: bool) -> None:
-    method, model, data = toy.method(name, keep=keep), toy.model(batch_norm=batch_norm), toy.toy()
+def test_stacked_equals_looped(name: str, batch_norm: bool, keep: bool) -> None:
+    method, model, data = toy.method(name, keep_momentum=keep), toy.model(batch_norm=batch_norm), toy.toy()
     expected, history = toy.looped(method, model, data)
     for cohort in (None, 2):
-        found, side_by_side = toy.batched(method, model, data, cohort)
+        found, side_by_side = toy.stacked(method, model, data, cohort)
         assert toy.distance(expected, found) < 1e-10
         for a, b in zip(history, side_by_side, strict=True):
             assert (a.bytes_up, a.bytes_down) == (b.bytes_up, b.bytes_down)
@@ -42,10 +42,10 @@ def test_batched_equals_looped(name: str, batch_norm: bool, keep: bool) -> None:
 def test_batchnorm_leaves_padding_out(name: str) -> None:
     """Clients of unlike size in one cohort; their last batches, and the parts they are tested in, end in padding."""
     data = toy.toy(train=(13, 16, 10), test=(125, 141, 130))
-    method = toy.method(name, epochs=1)
+    method = toy.method(name, local_epochs=1)
     model = make_model(toy.mixing_network(), toy.SHAPE, toy.CLASSES).to("cpu", torch.float64)
-    clients, everyone = Batched(method, model, data, 7), torch.arange(3)
-    for job in (Job("train"), Job("score", "test"), Job("score_global", "test")):
+    clients, everyone = Stacked(method, model, data, 7), torch.arange(3)
+    for job in (Request("train"), Request("score", "test"), Request("score_global", "test")):
         assert [c.clients.tolist() for c in clients.cohorts(job, everyone)] == [[0, 1, 2]]
     found, side_by_side = toy.outcome(clients, rounds=2, join_ratio=1.0)
     expected, history = toy.looped(method, model, data, rounds=2, join_ratio=1.0)
@@ -57,10 +57,10 @@ def test_batchnorm_leaves_padding_out(name: str) -> None:
 
 
 @every_method
-def test_batched_equals_looped_in_float32(name: str) -> None:
+def test_stacked_equals_looped_in_float32(name: str) -> None:
     method, model, data = toy.method(name), toy.model(torch.float32), toy.toy()
     expected, _ = toy.looped(method, model, data)
-    found, _ = toy.batched(method, model, data)
+    found, _ = toy.stacked(method, model, data)
     assert toy.distance(expected, found) < 1e-4
 
 
@@ -69,7 +69,7 @@ def test_drop_last(name: str) -> None:
     data = toy.toy(train=(13, 20, 9, 31, 8))
     method, model = toy.method(name, drop_last=True), toy.model()
     expected, _ = toy.looped(method, model, data)
-    found, _ = toy.batched(method, model, data)
+    found, _ = toy.stacked(method, model, data)
     assert toy.distance(expected, found) < 1e-10
 
 
@@ -83,7 +83,7 @@ def test_number_of_processes_changes_nothing(name: str) -> None:
 def test_one_client_only(name: str) -> None:
     method, model, data = toy.method(name), toy.model(), toy.toy(train=(9,), test=(5,))
     expected, _ = toy.looped(method, model, data, join_ratio=1.0)
-    found, _ = toy.batched(method, model, data, join_ratio=1.0)
+    found, _ = toy.stacked(method, model, data, join_ratio=1.0)
     assert toy.distance(expected, found) < 1e-10
 
 
@@ -91,7 +91,7 @@ def test_one_client_only(name: str) -> None:
 def test_padding_changes_nothing(name: str) -> None:
     """A client's answer does not depend on who shares its cohort: alone there is no padding."""
     method, model, data = toy.method(name), toy.model(), toy.toy()
-    together, alone = (Batched(method, model, data, 0, cohort=c) for c in (5, 1))
+    together, alone = (Stacked(method, model, data, 0, cohort=c) for c in (5, 1))
     server = method.server_init(model, together.census)
     for clients in (together, alone):
         clients.join(method.server_welcome(server))
@@ -102,7 +102,7 @@ def test_padding_changes_nothing(name: str) -> None:
 
 
 @every_method
-@pytest.mark.parametrize("kind", [Looped, Batched])
+@pytest.mark.parametrize("kind", [Looped, Stacked])
 def test_clients_do_not_depend_on_their_place(name: str, kind: Any) -> None:
     """Each participant gets the same answer, whoever trains beside it and wherever it stands."""
     method, model, data = toy.method(name), toy.model(), toy.toy()
@@ -123,8 +123,8 @@ def test_clients_do_not_depend_on_their_place(name: str, kind: Any) -> None:
 
 @every_method
 def test_those_who_do_not_join_keep_their_state(name: str) -> None:
-    method, model, data = toy.method(name, keep=True), toy.model(), toy.toy()
-    clients = Batched(method, model, data, 0)
+    method, model, data = toy.method(name, keep_momentum=True), toy.model(), toy.toy()
+    clients = Stacked(method, model, data, 0)
     server = method.server_init(model, clients.census)
     clients.join(method.server_welcome(server))
     before = [tree.flatten(clients.state(i)) for i in range(5)]
@@ -155,12 +155,12 @@ def test_the_same_seed_gives_the_same_run(name: str) -> None:
 @every_method
 def test_nobody_writes_into_what_was_given(name: str) -> None:
     """Functions are pure: model, state, message and server are as before."""
-    method, model, data = toy.method(name, keep=True), toy.model(batch_norm=True), toy.toy()
+    method, model, data = toy.method(name, keep_momentum=True), toy.model(batch_norm=True), toy.toy()
     clients = Looped(method, model, data, 0, processes=1)
     server = method.server_init(clients.model, clients.census)
     clients.join(method.server_welcome(server))
     everyone = torch.arange(5)
-    downs, states, job = send(method, server, everyone), clients.states.take(everyone), Job("train", turn=Turn(0))
+    downs, states, job = send(method, server, everyone), clients.states.take(everyone), Request("train", turn=Turn(0))
     given = (clients.model.start, states, downs, server)
     copies = tree.apply(lambda t: t.clone(), given)
     _, ups = clients.compute(job, clients.cohorts(job, everyone)[0], states, downs)
@@ -196,7 +196,7 @@ def broken(data: FederatedData, client: int) -> FederatedData:
 
 @every_method
 @pytest.mark.parametrize("client", [0, 3])
-@pytest.mark.parametrize("kind", [Looped, Batched])
+@pytest.mark.parametrize("kind", [Looped, Stacked])
 def test_a_client_that_diverges_is_left_out(
     name: str, kind: Any, client: int, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,25 +8,25 @@ import warnings
 import pytest
 import torch
 
-from coterie.clients import Batched, Looped
 from coterie.core import tree
-from coterie.core.fused import FusedModel
+from coterie.execution import Looped, Stacked
 from coterie.federation import History, Settings
 from coterie.federation.rounds import play
+from coterie.gpu.fusion import FusedModel
 from coterie.methods import METHODS
-from tests import toy
+from tests import precisions, toy
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("batch_norm", [False, True], ids=["plain", "batchnorm"])
-@pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if kind.batched])
+@pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if kind.stackable])
 def test_every_method_gives_what_it_gives_on_a_cpu(name: str, batch_norm: bool) -> None:
     """In float64, ragged clients, partial participation."""
     method, model = toy.method(name), toy.model(batch_norm=batch_norm)
     data = toy.toy(train=(13, 20, 9, 31, 16)) if batch_norm else toy.toy()  # three of like size, so padded
     expected, history = toy.outcome(Looped(method, model, data, 7, processes=1), rounds=5)
-    clients = Batched(method, model, data, 7, "cuda")
+    clients = Stacked(method, model, data, 7, "cuda")
     assert isinstance(clients.fast, FusedModel) != batch_norm
     made, again = toy.outcome(clients, rounds=5)
     assert toy.distance({n: t.cpu() for n, t in made.items()}, expected) < 1e-9
@@ -40,17 +40,23 @@ def test_precisions_learn_alike(precision: str) -> None:
 
     data = coterie.load_clients("fashion-mnist-small", num_clients=5, local_size=200, test_size=100)
     where = coterie.Execution(precision=precision)
-    result = coterie.run("fedper", "cnn", data, rounds=5, where=where)
-    exact = coterie.run("fedper", "cnn", data, rounds=5, where=coterie.Execution(device="cpu", processes=1))
+    result = coterie.run("fedper", data, "cnn", rounds=5, backend=where)
+    exact = coterie.run("fedper", data, "cnn", rounds=5, backend=coterie.Execution(device="cpu", processes=1))
     ours, theirs = (r.history.curve("pre")[-1][1] for r in (result, exact))
     assert abs(ours - theirs) < 0.03
     assert all(t.dtype == torch.float32 for t in result.server.encoder.values())
 
 
-@pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if kind.batched])
+@pytest.mark.parametrize(("name", "precision", "way"), precisions.COMBINATIONS)
+def test_every_precision_model_and_way(name: str, precision: str, way: str) -> None:
+    """Without pytest on that machine: `python -m tests.precisions`."""
+    assert precisions.distance(name, precision, way, "cuda") <= precisions.TOLERANCE[precision]
+
+
+@pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if kind.stackable])
 def test_a_round_waits_once(name: str) -> None:
     method, data = toy.method(name), toy.toy(train=(13, 20, 9, 31, 16))
-    clients, settings = Batched(method, toy.model(torch.float32), data, 7, "cuda"), Settings(rounds=9, seed=7)
+    clients, settings = Stacked(method, toy.model(torch.float32), data, 7, "cuda"), Settings(rounds=9, seed=7)
     server = method.server_init(clients.model, clients.census)
     clients.join(method.server_welcome(server))
     for number in range(3):  # all that waits once in a run is behind it then: recording, cohorts, kernels
@@ -95,10 +101,10 @@ def test_a_tree_is_fetched_to_the_last_bit() -> None:
 
 def test_memory_does_not_grow() -> None:
     data, method, model = toy.toy(), toy.method("fedpac"), toy.model(torch.float32)
-    clients = Batched(method, model, data, 7, "cuda")
+    clients = Stacked(method, model, data, 7, "cuda")
     toy.outcome(clients, rounds=20)
     before = torch.cuda.memory_allocated()
-    clients = Batched(method, model, data, 7, "cuda")
+    clients = Stacked(method, model, data, 7, "cuda")
     toy.outcome(clients, rounds=200)
     del clients
     assert torch.cuda.memory_allocated() < before + 2**20

@@ -20,11 +20,11 @@ from torch import nn
 
 import coterie
 from coterie.cli import main
-from coterie.clients import Batched, Looped
-from coterie.core.samples import FederatedData, Split
+from coterie.core.data import FederatedData, Split
+from coterie.execution import Looped, Stacked
 from coterie.federation import Round
-from coterie.federation.checkpoint import MOST
 from coterie.methods import METHODS
+from coterie.runs.checkpoint import MOST
 from tests import toy
 
 TINY = ["--num-clients", "4", "--local-size", "40", "--test-size", "20", "--processes", "1", "--model", "linear"]
@@ -77,8 +77,8 @@ def check_growth(method: str, rounds: int, out: Path) -> None:
     """The history is kept, and nothing else grows: neither memory nor time nor the files of checkpoints."""
     gauge, clients = Gauge(out), 100
     coterie.run(
-        method, tiny(), blobs(clients), rounds=rounds, join_ratio=0.3, lr=0.01, batch=8, epochs=1,
-        where="batched", out=out, watch=gauge,
+        method, blobs(clients), tiny(), rounds=rounds, join_ratio=0.3, lr=0.01, batch_size=8, local_epochs=1,
+        backend="stacked", out=out, watch=gauge,
     )  # fmt: skip
     quarter = rounds // 4
     early, late = gauge.seconds[quarter : 2 * quarter], gauge.seconds[3 * quarter : rounds]
@@ -107,8 +107,8 @@ def test_a_thousand_rounds(method: str, tmp_path: Path) -> None:
 
 def many(clients: int, out: Path) -> None:
     coterie.run(
-        "fedper", tiny(), blobs(clients), rounds=1, join_ratio=20 / clients, full_last_round=False, batch=8, epochs=1,
-        where="batched", out=out,
+        "fedper", blobs(clients), tiny(), rounds=1, join_ratio=20 / clients, full_last_round=False,
+        batch_size=8, local_epochs=1, backend="stacked", out=out,
     )  # fmt: skip
     run = coterie.load_run(out, model=tiny())
     assert len(run.clients) == clients
@@ -143,7 +143,7 @@ def test_all_is_on_the_disk_before_the_result(tmp_path: Path, monkeypatch: pytes
         real(file)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    coterie.run("fedavg", tiny(), blobs(5), rounds=1, out=tmp_path / "run")
+    coterie.run("fedavg", blobs(5), tiny(), rounds=1, out=tmp_path / "run")
     models = {path.name for path in (tmp_path / "run" / "models").iterdir()}
     assert len(models) == 8
     assert {*models, "models", "metrics.csv", "clients.csv"} <= at_the_end[0]
@@ -182,14 +182,14 @@ def edge(name: str) -> FederatedData:
     ("name", "kind"),
     [
         *((name, Looped) for name in (*EDGES, "a client of one class", "a class that nobody has")),
-        ("one sample each", Batched),
-        ("everybody has one class", Batched),
+        ("one sample each", Stacked),
+        ("everybody has one class", Stacked),
     ],
 )
 def test_edges_of_data(name: str, kind: Any, method: str, caplog: pytest.LogCaptureFixture) -> None:
     """Numbers that are finite, no warnings, a score for everybody who is tested."""
     data = edge(name)
-    clients = kind(toy.method(method, epochs=1), toy.model(), data, 7)
+    clients = kind(toy.method(method, local_epochs=1), toy.model(), data, 7)
     found, history = toy.outcome(clients, join_ratio=1.0, rounds=2)
     assert caplog.text == ""
     assert all(t.isfinite().all() for t in found.values())
@@ -202,7 +202,7 @@ def test_edges_of_data(name: str, kind: Any, method: str, caplog: pytest.LogCapt
 def test_nobody_is_tested_and_all_is_written(tmp_path: Path) -> None:
     """A run folder without one accuracy can be listed and reported."""
     data = FederatedData("untested", 3, blobs(3).train, Split(torch.zeros(0, 4), torch.zeros(0).long(), (0, 0, 0)))
-    coterie.run("fedper", tiny(), data, rounds=2, out=tmp_path / "run")
+    coterie.run("fedper", data, tiny(), rounds=2, out=tmp_path / "run")
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["outcomes"][0]["last"]["mean"] is None
     assert [c.accuracy for c in coterie.load_run(tmp_path / "run").clients] == [None] * 3
@@ -291,7 +291,8 @@ def test_other_surroundings(environment: dict[str, str], tmp_path: Path) -> None
     done = called("run", "fedavg", *ONE_ROUND, "--out", "é 日本/run", cwd=tmp_path, **environment)
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "é 日本" / "run" / "result.json").exists()
-    lines = [line for line in done.stdout.splitlines() if "  round " not in line]  # those are for logs
+    table = done.stdout[done.stdout.index("Accuracy on") :]  # the lines before it are for logs
+    lines = table.splitlines()
     assert max(map(len, lines[:-1])) <= int(environment.get("COLUMNS", 80))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import coterie
-from coterie.core.samples import FederatedData
+from coterie.core.data import FederatedData
 
 HERE = Path(__file__).parent / "reference"
 SEEDS = (0, 1, 2)
@@ -28,7 +28,7 @@ def clients() -> FederatedData:
 @pytest.mark.parametrize("title", ["FedAvg", "FedPer", "FedPAC", "Local"])
 def test_accuracies_are_those_of_the_authors(title: str, clients: FederatedData) -> None:
     theirs = json.loads((HERE / "fashion_mnist_authors_code.json").read_text())["methods"][title]
-    runs = [coterie.run(title.lower(), "cnn", clients, rounds=20, seed=seed, evaluate_every=5) for seed in SEEDS]
+    runs = [coterie.run(title.lower(), clients, "cnn", rounds=20, seed=seed, evaluate_every=5) for seed in SEEDS]
     curves = [{point: dict(run.history.curve(point)) for point in ("pre", "post")} for run in runs]
     print(f"\n{title}: ours (mean of {len(SEEDS)} seeds) / the authors' code")
     apart = {}

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from coterie.core.version import VERSION
+
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "coterie"
 pytestmark = pytest.mark.wheel
@@ -57,8 +59,8 @@ def test_the_wheel_holds_all_files_of_the_package(wheel: Path) -> None:
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert held == there
-    assert {"coterie/py.typed", "coterie/reports/report.css", "coterie/reports/report.js"} <= held
-    assert len([name for name in held if name.endswith(".yaml")]) == 89  # tables and figures
+    assert {"coterie/py.typed", "coterie/report/report.css", "coterie/report/report.js"} <= held
+    assert len([name for name in held if name.endswith(".yaml")]) == 89 + 1  # tables and figures, and the demo
 
 
 def test_only_what_is_asked_for_is_installed(installed: Path, tmp_path: Path) -> None:
@@ -72,7 +74,7 @@ def test_only_what_is_asked_for_is_installed(installed: Path, tmp_path: Path) ->
 
 def test_the_demo_and_its_report(installed: Path, tmp_path: Path) -> None:
     coterie = installed / "coterie"
-    assert call(coterie, "--version", cwd=tmp_path).strip() == "0.1.0"
+    assert call(coterie, "--version", cwd=tmp_path).strip() == VERSION
     assert "P1-T1-CIFAR10-20" in call(coterie, "recipes", "cifar10", "--json", cwd=tmp_path)
     table = json.loads(call(coterie, "demo", "--json", "--out", "demo", cwd=tmp_path))
     accuracy = {outcome["method"]: outcome["mean"] for outcome in table["outcomes"]}

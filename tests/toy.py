@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from coterie.clients import Batched, Clients, Job, Looped
-from coterie.clients.base import Cohort
 from coterie.core import tree
-from coterie.core.local import Sgd
-from coterie.core.model import Model, make_model
-from coterie.core.samples import FederatedData, Split, Transform
+from coterie.core.data import FederatedData, Split, Transform
+from coterie.core.layers import weights_of
+from coterie.core.method import AnyMethod
+from coterie.core.model import Model, Weights, make_model
+from coterie.core.optimizers import Sgd
+from coterie.execution import Backend, Looped, Request, Stacked
+from coterie.execution.requests import Cohort
 from coterie.federation import History, Settings, federate
-from coterie.methods import METHODS, AnyMethod
+from coterie.methods import METHODS
 
 CLASSES = 4
 SHAPE = (1, 12, 12)
@@ -61,20 +64,26 @@ def model(dtype: torch.dtype = torch.float64, batch_norm: bool = False, seed: in
     return make_model(network(batch_norm, seed), SHAPE, CLASSES, Transform((0.5,), (0.5,))).to("cpu", dtype)
 
 
+def headless() -> Model:
+    """All layers in the encoder, which a network of a user may not have: for identities between methods."""
+    made, whole = model(), network().double()
+    return replace(made, encoder=whole, head=nn.Identity(), start=Weights(weights_of(whole), {}), dim=CLASSES)
+
+
 def method(name: str, **changes: Any) -> AnyMethod:
-    training = {"epochs": 2, "batch": 8, "lr": 0.05, "momentum": 0.5, "weight_decay": 1e-3}
+    training = {"local_epochs": 2, "batch_size": 8, "lr": 0.05, "momentum": 0.5, "weight_decay": 1e-3}
     own = {k: changes.pop(k) for k in list(changes) if k not in Sgd.__dataclass_fields__}
     return METHODS[name](train=Sgd(**(training | changes)), **own)
 
 
-class Spoilt(Batched):
+class Spoilt(Stacked):
     """Some of them send numbers that are not finite: in all they send, or in the first tensor only."""
 
     def __init__(self, *given: Any, spoilt: dict[int, float], first_only: bool = False) -> None:
         super().__init__(*given)
         self.spoilt, self.first_only = spoilt, first_only  # client -> number
 
-    def compute(self, job: Job, cohort: Cohort, states: Any, downs: Any) -> Any:
+    def compute(self, job: Request, cohort: Cohort, states: Any, downs: Any) -> Any:
         made = super().compute(job, cohort, states, downs)
         if job.task != "train":
             return made
@@ -86,7 +95,7 @@ class Spoilt(Batched):
         return made[0], sent
 
 
-def outcome(clients: Clients, **settings: Any) -> tuple[tree.Tree, History]:
+def outcome(clients: Backend, **settings: Any) -> tuple[tree.Tree, History]:
     """All that a run leaves in tensors, and its history."""
     server, history = federate(clients, Settings(**{"rounds": 3, "join_ratio": 0.6, "seed": 7} | settings))
     states = {str(i): unpadded(clients.state(i)) for i in range(clients.data.clients)}
@@ -112,10 +121,10 @@ def looped(
     return outcome(Looped(m, net, data, settings.get("seed", 7), processes=processes), **settings)
 
 
-def batched(
+def stacked(
     m: AnyMethod, net: Model, data: FederatedData, cohort: int | None = None, **settings: Any
 ) -> tuple[tree.Tree, History]:
-    return outcome(Batched(m, net, data, settings.get("seed", 7), cohort=cohort), **settings)
+    return outcome(Stacked(m, net, data, settings.get("seed", 7), cohort=cohort), **settings)
 
 
 def distance(a: tree.Tree, b: tree.Tree) -> float:

@@ -1,45 +1,187 @@
-"""Coterie: personalized federated learning. Many clients learn together, each ends up with its own model."""
+"""Coterie: personalized federated learning. Many clients learn together, each ends up with its own model.
+
+>>> import coterie
+>>> data = coterie.load_clients(num_clients=4, local_size=40, test_size=20)
+>>> result = coterie.run("fedpac", data, "linear", rounds=1, progress=False)
+"""
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from coterie.version import VERSION as __version__
+from coterie.core.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from coterie.api import DataSettings, Execution, load_clients, make_method, run
+    from coterie import methods
+    from coterie.analysis.comparison import Comparison
+    from coterie.api.comparing import compare, load_comparison
+    from coterie.api.data import DataSettings, load_clients
+    from coterie.api.methods import make_method
+    from coterie.api.public import run
+    from coterie.api.result import Result
+    from coterie.core import init, losses, protections, random, ranges, statistics, tree
+    from coterie.core.batch import Batch, Data, Epoch, features, sample_losses
+    from coterie.core.data import FederatedData
     from coterie.core.errors import CoterieError
-    from coterie.data.own import clients_from
-    from coterie.federation import Result
-    from coterie.personal.run import load_run
+    from coterie.core.losses import cross_entropy
+    from coterie.core.method import Census, Method
+    from coterie.core.model import Model, Weights
+    from coterie.core.optimizers import Sgd
+    from coterie.core.steps import fold
+    from coterie.core.tree import Tree
+    from coterie.data.user import clients_from
+    from coterie.execution.choice import Execution
+    from coterie.federation import Ending, History, Round, Safety, Settings
+    from coterie.methods import (
+        APFL,
+        GPFL,
+        PFAKD,
+        SCAFFOLD,
+        Ditto,
+        FedAvg,
+        FedBABU,
+        FedCRC,
+        FedDyn,
+        FedEM,
+        FedFomo,
+        FedPAC,
+        FedPACProto,
+        FedPer,
+        FedProto,
+        FedProx,
+        FedReG,
+        FedRep,
+        FedRoD,
+        HypCluster,
+        KNNPer,
+        LGFedAvg,
+        Local,
+        pFedHN,
+        pFedMe,
+    )
+    from coterie.privacy import Protection
+    from coterie.privacy.encryption import Encryption
+    from coterie.runs.finding import load_run
     from coterie.tuning import tune
 
+_HOMES = {  # module -> what it has of ours; imported when first used, so that `coterie --help` does not wait for torch
+    "coterie.api.comparing": ("compare", "load_comparison"),
+    "coterie.api.data": ("DataSettings", "load_clients"),
+    "coterie.api.methods": ("make_method",),
+    "coterie.api.public": ("run",),
+    "coterie.api.result": ("Result",),
+    "coterie.analysis.comparison": ("Comparison",),
+    "coterie.core.batch": ("Batch", "Data", "Epoch", "features", "sample_losses"),
+    "coterie.core.data": ("FederatedData",),
+    "coterie.core.errors": ("CoterieError",),
+    "coterie.core.losses": ("cross_entropy",),
+    "coterie.core.method": ("Census", "Method"),
+    "coterie.core.model": ("Model", "Weights"),
+    "coterie.core.optimizers": ("Sgd",),
+    "coterie.core.steps": ("fold",),
+    "coterie.core.tree": ("Tree",),
+    "coterie.data.user": ("clients_from",),
+    "coterie.execution.choice": ("Execution",),
+    "coterie.federation": ("Ending", "History", "Round", "Safety", "Settings"),
+    "coterie.methods": (
+        "APFL", "GPFL", "PFAKD", "SCAFFOLD", "Ditto", "FedAvg", "FedBABU", "FedCRC", "FedDyn", "FedEM", "FedFomo",
+        "FedPAC", "FedPACProto", "FedPer", "FedProto", "FedProx", "FedReG", "FedRep", "FedRoD", "HypCluster", "KNNPer",
+        "LGFedAvg", "Local", "pFedHN", "pFedMe",
+    ),
+    "coterie.privacy": ("Protection",),
+    "coterie.privacy.encryption": ("Encryption",),
+    "coterie.runs.finding": ("load_run",),
+    "coterie.tuning": ("tune",),
+}  # fmt: skip
+_MODULES = {  # modules by their public names
+    "methods": "coterie.methods",
+    **{
+        name: f"coterie.core.{name}"
+        for name in ("init", "losses", "protections", "random", "ranges", "statistics", "tree")
+    },
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
 __all__ = [
+    "APFL",
+    "GPFL",
+    "PFAKD",
+    "SCAFFOLD",
+    "Batch",
+    "Census",
+    "Comparison",
     "CoterieError",
+    "Data",
     "DataSettings",
+    "Ditto",
+    "Encryption",
+    "Ending",
+    "Epoch",
     "Execution",
+    "FedAvg",
+    "FedBABU",
+    "FedCRC",
+    "FedDyn",
+    "FedEM",
+    "FedFomo",
+    "FedPAC",
+    "FedPACProto",
+    "FedPer",
+    "FedProto",
+    "FedProx",
+    "FedReG",
+    "FedRep",
+    "FedRoD",
+    "FederatedData",
+    "History",
+    "HypCluster",
+    "KNNPer",
+    "LGFedAvg",
+    "Local",
+    "Method",
+    "Model",
+    "Protection",
     "Result",
+    "Round",
+    "Safety",
+    "Settings",
+    "Sgd",
+    "Tree",
+    "Weights",
     "__version__",
     "clients_from",
+    "compare",
+    "cross_entropy",
+    "features",
+    "fold",
+    "init",
     "load_clients",
+    "load_comparison",
     "load_run",
+    "losses",
     "make_method",
+    "methods",
+    "pFedHN",
+    "pFedMe",
+    "protections",
+    "random",
+    "ranges",
     "run",
+    "sample_losses",
+    "statistics",
+    "tree",
     "tune",
 ]
 
-_HOMES = {
-    "CoterieError": "coterie.core.errors",
-    "Result": "coterie.federation",
-    "clients_from": "coterie.data.own",
-    "load_run": "coterie.personal.run",
-    "tune": "coterie.tuning",
-}
-
 
 def __getattr__(name: str) -> Any:
-    """Found when first asked for, so that `coterie --help` need not wait for torch."""
-    if name not in __all__:
-        raise AttributeError(f"module 'coterie' has no attribute '{name}'")
-    return getattr(importlib.import_module(_HOMES.get(name, "coterie.api")), name)
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'coterie' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return __all__

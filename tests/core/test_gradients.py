@@ -5,12 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad, vmap
 
-from coterie.core.gradients import functional_gradient, tape_gradient
+from coterie.core.gradients import autograd_gradient, functional_gradient
 from coterie.core.tree import Tree
 
 
@@ -29,6 +30,7 @@ def given(clients: int) -> tuple[Tree, Tree]:
     return weights, {"mean": torch.randn(clients, dtype=torch.float64)}
 
 
+@pytest.mark.long
 def test_as_torch_does_it() -> None:
     weights, statistics = given(4)
     expected = vmap(grad(objective, has_aux=True))(weights, statistics)
@@ -36,7 +38,9 @@ def test_as_torch_does_it() -> None:
     for ours, theirs in zip(made, expected, strict=True):
         for name in theirs:
             torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-15)
-    alone = tape_gradient(objective, {n: t[0] for n, t in weights.items()}, {n: t[0] for n, t in statistics.items()})
+    alone = autograd_gradient(
+        objective, {n: t[0] for n, t in weights.items()}, {n: t[0] for n, t in statistics.items()}
+    )
     torch.testing.assert_close(alone[0]["w"], expected[0]["w"][0], rtol=0, atol=1e-15)
     assert not alone[0]["unused"].any()
 
@@ -51,12 +55,13 @@ def test_what_nothing_depends_on_has_no_slope() -> None:
     assert not any(t.any() for t in made.values())
 
 
+@pytest.mark.long
 def test_training_does_not_load_a_compiler() -> None:
     """It would take seconds at the start of every run."""
     code = (
         "import sys, coterie\n"
         "data = coterie.load_clients('fashion-mnist-small', num_clients=2, local_size=20, test_size=5)\n"
-        "coterie.run('fedper', 'cnn', data, rounds=1, where='batched')\n"
+        "coterie.run('fedper', data, 'cnn', rounds=1, backend='stacked')\n"
         "assert 'torch._dynamo' not in sys.modules, 'torch._dynamo was imported'\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -32,6 +32,7 @@ def command(line: str) -> int:
     return 0
 
 
+@pytest.mark.long
 def test_the_page_on_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

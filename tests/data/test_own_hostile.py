@@ -19,9 +19,9 @@ import torch
 
 import coterie
 from coterie.core.errors import CoterieError
-from coterie.data.own import check, reading
-from coterie.data.own.pickled import read_pickled_dict
-from coterie.data.own.reading import Notes
+from coterie.data.user import check, reading
+from coterie.data.user.pickled import read_pickled_dict
+from coterie.data.user.reading import Notes
 
 
 def arrays(n: int = 24) -> dict[str, Any]:
@@ -172,6 +172,7 @@ def test_mixed_types_and_missing_clients_are_told(tmp_path: Path) -> None:
     assert told["sample that does not say its client"][0].endswith("a.csv, line 4")
 
 
+@pytest.mark.long
 def test_odd_names_are_printed_everywhere(tmp_path: Path) -> None:
     """File names that are not text, on a terminal that knows ASCII only; the run's files are written too."""
     folder = os.path.join(os.fsencode(tmp_path), b"d\xff ata")
@@ -185,21 +186,21 @@ def test_odd_names_are_printed_everywhere(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert "2 clients, 16 samples" in done.stdout
     data = coterie.load_clients(os.fsdecode(folder))
-    coterie.run("local", "linear", data, rounds=1, out=tmp_path / "run")
+    coterie.run("local", data, "linear", rounds=1, out=tmp_path / "run")
     config = json.loads((tmp_path / "run" / "config.json").read_text(encoding="utf-8"))
-    assert "日本 ü" in config["data"]["partition"]["client_names"]
+    assert "日本 ü" in config["data"]["client_names"]
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.uint8])
-def test_images_of_any_type_train_alike_looped_and_batched(tmp_path: Path, kind: type) -> None:
+def test_images_of_any_type_train_alike_looped_and_stacked(tmp_path: Path, kind: type) -> None:
     draw = np.random.default_rng(0)
     x = draw.integers(0, 256, (60, 1, 16, 16)) if kind is np.uint8 else draw.random((60, 1, 16, 16))
     np.savez(tmp_path / "a.npz", x=x.astype(kind), y=np.arange(60) % 3, client=np.arange(60) // 20)
     data = coterie.load_clients(str(tmp_path / "a.npz"), normalise="auto")
     assert data.train.x.dtype == (torch.uint8 if kind is np.uint8 else torch.float16)
-    looped, batched = (coterie.run("fedpac", "cnn", data, rounds=2, where=w) for w in ("looped", "batched"))
+    looped, stacked = (coterie.run("fedpac", data, "cnn", rounds=2, backend=w) for w in ("looped", "stacked"))
     for client in range(3):
         images, _ = data.test.client(client)
-        ours, theirs = (result.personal_model(client)(images) for result in (looped, batched))
+        ours, theirs = (result.personal_model(client)(images) for result in (looped, stacked))
         assert ours.shape == (5, 3)
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)

@@ -37,6 +37,7 @@ def test_round_trip(tmp_path: Path, made: Partition) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["some.npz"]
 
 
+@pytest.mark.long
 def test_hash_is_the_same_in_another_process_and_for_another_integer_type() -> None:
     output = subprocess.run([sys.executable, "-c", MAKE_PLAIN], capture_output=True, text=True, check=True).stdout
     assert output.strip() == PLAIN.hash == "6fb2527b5640b508d0042306b9f96aa4f28621a3483d9ce29975bedd372b65d6"

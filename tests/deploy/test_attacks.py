@@ -1,9 +1,10 @@
-"""Somebody hostile at a real broker: nothing of theirs is taken, and everybody stays alive."""
+"""An attacker at a real broker: no forged message is accepted, and every process survives."""
 
 from __future__ import annotations
 
 import json
 import random
+import signal
 import ssl
 import time
 from collections.abc import Iterator
@@ -11,8 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from coterie.network.chunks import SIZE, cut
+import pytest
+
+from coterie.deploy.certs import make_certificates
+from coterie.deploy.chunks import SIZE, to_chunks
 from tests.machines import HELD, Machines, assert_same_server, simulated, tls, wait_until
+
+pytestmark = pytest.mark.network
 
 SETTINGS = {"rounds": 6, "join_ratio": 1.0, "seed": 3}
 FLAGS = ("--rounds", "6", "--join-ratio", "1", "--seed", "3")
@@ -41,7 +47,7 @@ def stranger(machines: Machines, name: str = "stranger", **certificates: str) ->
 
 
 def nonsense(draw: random.Random, said: list[tuple[str, bytes]]) -> tuple[str, bytes]:
-    """Something to say: noise, pieces of nothing, or what somebody else said, changed."""
+    """A hostile message: noise, incomplete chunks, or a modified copy of a real message."""
     device, client = draw.choice([("one", "0"), ("one", "3"), ("two", "1"), ("three", "2"), ("three", "5")])
     topic = draw.choice([f"model/up/{device}/{client}", f"eval/report/{device}/{client}", f"ack/{device}/{client}",
                          f"presence/{device}", f"presence/{draw.randrange(10**6)}", "config", "round/plan",
@@ -49,7 +55,7 @@ def nonsense(draw: random.Random, said: list[tuple[str, bytes]]) -> tuple[str, b
                          f"eval/ask/{device}/{client}"])  # fmt: skip
     payload = draw.choice([
         draw.randbytes(draw.randrange(1, 200)), b"[" * 5000, b'{"protocol":99}', b"null", b"\xff\xfe{}",
-        cut(draw.randbytes(300))[0], cut(bytes(2 * SIZE))[0][:50], json.dumps({"phase": "over"}).encode(),
+        to_chunks(draw.randbytes(300))[0], to_chunks(bytes(2 * SIZE))[0][:50], json.dumps({"phase": "over"}).encode(),
         json.dumps({"phase": "over", "federation": "../.." * 8}).encode(), b'{"here":NaN}', b"9" * 6000,
     ])  # fmt: skip
     if said and draw.random() < 0.5:
@@ -57,7 +63,7 @@ def nonsense(draw: random.Random, said: list[tuple[str, bytes]]) -> tuple[str, b
         at = draw.randrange(len(good) + 1)
         payload = good[:at] + draw.randbytes(3) + good[at + draw.randrange(8) :]
     if topic.startswith("presence/") and payload[:1] == b"{" and draw.random() < 0.5:
-        payload = b""  # a device does not let it be said that it is gone
+        payload = b""  # a forged farewell: the device publishes its hello again
     return f"{ROOT}/{topic}", payload
 
 
@@ -119,14 +125,49 @@ def test_a_federation_over_tls(secure: Machines) -> None:
 
 
 def test_a_device_of_another_name_than_its_certificate(secure: Machines) -> None:
-    """The broker lets its word go nowhere, so the server never hears of it."""
+    """The broker denies its messages, so the server never receives them."""
     server = secure.serve("fedavg", *tls(secure, "server"), "--wait", "4")
     device = secure.join("one", "0,3", *tls(secure, "two"))
     assert device.end() == 2
-    assert "the broker does not let 'one' speak; is that the name in --cert?" in device.said
+    assert "the broker does not allow 'one' to publish; is it the name in --cert?" in device.said
     assert server.end() == 2
-    assert "nobody came with the clients 0, 1, 2, 3, 4, 5" in server.said
-    assert "one is here" not in server.said
+    assert "timed out waiting for clients 0, 1, 2, 3, 4, 5" in server.said
+    assert "one connected" not in server.said
+
+
+def test_rights_end_with_the_federation(secure: Machines) -> None:
+    """A device with rights in one federation can neither read nor publish in another one."""
+    certs = secure.folder / "certs"
+    make_certificates(certs, ["four"], "127.0.0.1", secure.broker.port, 30, federation="other")
+    secure.broker.process.send_signal(signal.SIGHUP)  # read the list of rights again
+    wait_until(lambda: "Reloading config" in secure.broker.log.read_text(), "the new rights")
+
+    def files(name: str) -> dict[str, str]:
+        return {"ca": str(certs / "ca.pem"), "cert": str(certs / f"{name}.pem"), "key": str(certs / f"{name}.key")}
+
+    topics = (
+        "config",
+        "round/plan",
+        "model/start/0",
+        "model/all/0",
+        "model/down/four/3",
+        "refused/four",
+        "presence/four",
+    )
+    with stranger(secure, **files("server")) as server, stranger(secure, **files("four")) as four:
+        four.subscribe("coterie/#", qos=1)
+        server.subscribe("coterie/#", qos=1)
+        for name in ("federation", "other"):
+            for topic in topics:
+                server.publish(f"coterie/{name}/{topic}", b"x", qos=1).wait_for_publish(5)
+        wait_until(lambda: len(four.heard) >= len(topics), "what it may hear")
+        assert {topic for topic, _ in four.heard} == {f"coterie/other/{topic}" for topic in topics}
+        server.heard.clear()
+        four.publish("coterie/federation/presence/four", b"{}", qos=1)
+        denied = "Denied PUBLISH from four (d0, q1, r0, m"
+        wait_until(lambda: denied in secure.broker.log.read_text(), denied)
+        assert not [topic for topic, _ in server.heard if topic.startswith("coterie/federation/presence")]
+    assert not make_certificates(certs, ["four"], "127.0.0.1", secure.broker.port, 30, federation="other")
 
 
 def test_keys_are_for_their_owner_only(secure: Machines) -> None:

@@ -1,4 +1,4 @@
-"""Clients behind letters: the same federation, to the last bit."""
+"""Clients behind a transport compute the same federation, bit for bit."""
 
 from __future__ import annotations
 

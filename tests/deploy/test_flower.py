@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from coterie.api import load_clients, run
 from coterie.cli import main
-from coterie.federation.folder import read_config
-from coterie.personal.run import load_run
+from coterie.runs.config import read_config
+from coterie.runs.finding import load_run
 from tests import superlink, toy
 
 pytestmark = pytest.mark.flower
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.flower
 NODES = 4
 DATA: dict[str, Any] = {"dataset": "fashion-mnist-small", "num_clients": 6, "local_size": 30, "test_size": 20}
 HOSTED = ("0-1", "2", "3,5", "4")
-SETTINGS = {"join_ratio": 0.5, "epochs": 1, "seed": 5}
+SETTINGS = {"join_ratio": 0.5, "local_epochs": 1, "seed": 5}
 SIX = ("fedavg", "fedpac", "fedreg", "ditto", "scaffold", "fedpac-proto")
 
 
@@ -34,8 +34,8 @@ def link(tmp_path_factory: pytest.TempPathFactory) -> Iterator[superlink.SuperLi
 
 
 def app(folder: Path, method: str, **settings: Any) -> Path:
-    given = {**SETTINGS, **settings, "local_epochs": SETTINGS["epochs"], "num_clients": 6, "model": "mlp"}
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if name != "epochs"]
+    given = {**SETTINGS, **settings, "num_clients": 6, "model": "mlp"}
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     main(["flower", str(folder / "app"), method, "--no-full-last-round", *flags])
     return folder / "app"
 
@@ -43,7 +43,7 @@ def app(folder: Path, method: str, **settings: Any) -> Path:
 def assert_same_run(folder: Path, method: str, **settings: Any) -> None:
     """As `coterie run` leaves it, to the last bit."""
     given = {**SETTINGS, "full_last_round": False, **settings}
-    run(method, "mlp", load_clients(**DATA), where="looped", out=folder / "here", **given)
+    run(method, load_clients(**DATA), "mlp", backend="looped", out=folder / "here", **given)
     models = [folder / name / "models" / "server.safetensors" for name in ("here", "run")]
     toy.assert_same(*map(load_file, models))
 

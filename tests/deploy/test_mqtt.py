@@ -12,10 +12,12 @@ import pytest
 from safetensors.torch import load_file
 
 import coterie
-from coterie.personal.run import load_run
 from coterie.personal.samples import read_samples
 from coterie.personal.use import predict
+from coterie.runs.finding import load_run
 from tests.machines import FAST, HELD, Machines, assert_same_server, samples, simulated
+
+pytestmark = pytest.mark.network
 
 FIVE = {"rounds": 5, "join_ratio": 0.5, "seed": 3}
 FLAGS = ("--rounds", "5", "--join-ratio", "0.5", "--seed", "3")
@@ -27,7 +29,7 @@ def federation(machines: Machines, method: str) -> None:
     assert server.end() == 0, server.said
     for device in devices.values():
         assert device.end() == 0, device.said
-        assert "the federation is over; the models of clients" in device.said
+        assert "the federation has ended; the models of clients" in device.said
     assert not any(machines.left_out.values())
 
 
@@ -37,7 +39,7 @@ def test_the_same_as_a_run(method: str, machines: Machines) -> None:
     federation(machines, method)
     run = machines.folder / "run"
     where = coterie.Execution("looped", processes=1)
-    coterie.run(method, "linear", samples(), where=where, out=run, **FIVE)  # type: ignore[arg-type]
+    coterie.run(method, samples(), "linear", backend=where, out=run, **FIVE)  # type: ignore[arg-type]
     assert_same_server(machines.out, load_file(run / "models" / "server.safetensors"))
     images = machines.folder / "images.npz"
     np.savez(images, x=samples().test.x[:20].numpy())

@@ -1,6 +1,6 @@
-"""Letters and answers that are late, lost, repeated or wrong, and devices that forget: without a network.
+"""Requests and answers that are late, lost, repeated or wrong, and devices that lose their state, in one process.
 
-What comes out is compared, to the last bit, with clients of one process of whom the same did not answer.
+The result must equal, bit for bit, a simulation in which the same clients did not answer.
 """
 
 from __future__ import annotations
@@ -16,25 +16,29 @@ import pytest
 import torch
 
 from coterie.api import drive
-from coterie.clients import remote as remote_clients
-from coterie.clients.base import send
-from coterie.clients.remote import Answer, Event, Gone, Here, Patience, Remote
 from coterie.core import tree
 from coterie.core.errors import CoterieError
+from coterie.deploy import pending as pending_requests
+from coterie.deploy import remote as remote_clients
 from coterie.deploy.device import Device
+from coterie.deploy.messages import Message
+from coterie.deploy.remote import Remote
 from coterie.deploy.store import KEPT, Store
-from coterie.federation import Safety, Settings, disk, federate
-from coterie.network.letters import Letter
+from coterie.deploy.timeouts import Timeouts
+from coterie.deploy.transports.interface import AnswerReceived, DeviceConnected, DeviceDisconnected, Event
+from coterie.execution.requests import send
+from coterie.federation import Safety, Settings, federate
+from coterie.runs import disk
 from tests import direct, toy
 from tests.machines import Missing
 
 SETTINGS = Settings(rounds=4, join_ratio=1.0, seed=7)
-PATIENCE = Patience(deadline=60, grace=5, wait=60)
+TIMEOUTS = Timeouts(deadline=60, grace=5, wait=60)
 At = tuple[int, int]  # round, client
 
 
 class Clock:
-    """Time goes on only while somebody waits."""
+    """Time advances only while the server waits."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -46,12 +50,13 @@ class Clock:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(remote_clients, "time", made)
+    for module in (remote_clients, pending_requests):
+        monkeypatch.setattr(module, "time", made)
     return made
 
 
 class Bad(direct.Direct):
-    """A post with faults: (round, client) -> what happens to the letter to train, or to its answer."""
+    """A transport with faults: (round, client) -> what happens to the request to train, or to its answer."""
 
     def __init__(self, devices: list[Device], folder: Path, faults: dict[At, str]) -> None:
         super().__init__(devices)
@@ -59,23 +64,23 @@ class Bad(direct.Direct):
         self.later: list[Event] = []
         self.shuffled: random.Random | None = None
 
-    def plan(self, kind: str, round: int, clients: list[int], seconds: float) -> None:
+    def announce_phase(self, kind: str, round: int, clients: list[int], seconds: float) -> None:
         self.events += self.later
         self.later = []
 
-    def send(self, client: int, letter: Letter) -> None:
-        fault = self.faults.pop((letter.header.round, client), "") if letter.header.kind == "train" else ""
+    def send(self, client: int, request: Message) -> None:
+        fault = self.faults.pop((request.header.round, client), "") if request.header.kind == "train" else ""
         if fault in ("restarted", "disk lost"):
             self.restart(client, lost=fault == "disk lost")
-        if fault == "letter lost":
+        if fault == "request lost":
             return
-        answer = Answer(client, self.devices[client].answer(letter.own, letter.shared)[0])
+        answer = AnswerReceived(client, self.devices[client].answer(request.own, request.shared)[0])
         if fault == "late":
             self.later.append(answer)
-        elif fault == "vanished and back":
-            self.events += [Gone((client,)), Here((client,))]
-        elif fault == "vanished":
-            self.events.append(Gone((client,)))
+        elif fault == "reconnected":
+            self.events += [DeviceDisconnected((client,)), DeviceConnected((client,))]
+        elif fault == "disconnected":
+            self.events.append(DeviceDisconnected((client,)))
         elif fault != "answer lost":
             self.events.append(answer)
         if fault == "repeated":
@@ -99,33 +104,33 @@ class Bad(direct.Direct):
 
 
 class Forgetful(Missing):
-    """Clients of one process who begin anew in some rounds."""
+    """Clients of one process who start over in some rounds."""
 
-    anew: set[At] = set()  # noqa: RUF012
+    restarts: set[At] = set()  # noqa: RUF012
 
     def join(self, welcome: tree.Tree) -> None:
         super().join(welcome)
         self.first = {client: self.state(client) for client in range(self.count)}
 
     def begin(self, clients: torch.Tensor, downs: Any, turn: Any) -> Any:
-        for round, client in self.anew:
+        for round, client in self.restarts:
             if round == turn.round:
                 self.states[client] = self.first[client]
         return super().begin(clients, downs, turn)
 
 
-def federation(name: str, folder: Path, faults: dict[At, str], patience: Patience = PATIENCE) -> Remote:
+def federation(name: str, folder: Path, faults: dict[At, str], timeouts: Timeouts = TIMEOUTS) -> Remote:
     method, model, data = direct.small(name)
-    deal = direct.agreement(method, model, data)
-    post = Bad(direct.devices(deal, data, folder), folder, faults)
-    return Remote(deal, direct.census(data), post, patience)
+    agreement = direct.agreement(method, model, data)
+    transport = Bad(direct.devices(agreement, data, folder), folder, faults)
+    return Remote(agreement, direct.census(data), transport, timeouts)
 
 
-def simulation(name: str, out: set[At], anew: set[At] = frozenset()) -> tuple[tree.Tree, Forgetful]:  # type: ignore[assignment]
+def simulation(name: str, out: set[At], restarts: set[At] = frozenset()) -> tuple[tree.Tree, Forgetful]:  # type: ignore[assignment]
     method, model, data = direct.small(name)
     clients = Forgetful(method, model, data, 7, processes=1)
     clients.left_out = {round: {c for r, c in out if r == round} for round, _ in out}
-    clients.anew = anew
+    clients.restarts = restarts
     server, _ = federate(clients, SETTINGS)
     return tree.flatten({"server": server}), clients
 
@@ -133,18 +138,18 @@ def simulation(name: str, out: set[At], anew: set[At] = frozenset()) -> tuple[tr
 def assert_same(remote: Remote, server: Any, expected: tree.Tree, clients: Forgetful) -> None:
     """The server, and what every client remembers on its device."""
     toy.assert_same(expected, tree.flatten({"server": server}))
-    post: Any = remote.post
-    for client, device in post.devices.items():
+    transport: Any = remote.transport
+    for client, device in transport.devices.items():
         state = device._state(client, remote.version(client))
         toy.assert_same(tree.flatten({"s": state}), tree.flatten({"s": toy.unpadded(clients.state(client))}))
 
 
 CASES: dict[str, set[At]] = {  # who is left out then
-    "letter lost": {(1, 3)},
+    "request lost": {(1, 3)},
     "answer lost": {(1, 3)},
     "late": {(1, 3)},
-    "vanished": {(1, 3)},
-    "vanished and back": set(),
+    "disconnected": {(1, 3)},
+    "reconnected": set(),
     "repeated": set(),
     "restarted": set(),
 }
@@ -161,40 +166,40 @@ def test_faults(name: str, fault: str, tmp_path: Path) -> None:
 
 def test_all_at_once_and_in_any_order(tmp_path: Path) -> None:
     faults = {(0, 1): "late", (0, 2): "repeated", (1, 0): "answer lost", (1, 3): "restarted", (2, 4): "late",
-              (2, 1): "vanished and back", (3, 2): "letter lost"}  # fmt: skip
+              (2, 1): "reconnected", (3, 2): "request lost"}  # fmt: skip
     remote = federation("scaffold", tmp_path, faults)
-    post: Any = remote.post
-    post.shuffled = random.Random(5)
+    transport: Any = remote.transport
+    transport.shuffled = random.Random(5)
     server, _ = federate(remote, SETTINGS)
     expected, clients = simulation("scaffold", {(0, 1), (1, 0), (2, 4), (3, 2)})
     assert_same(remote, server, expected, clients)
-    assert any("it answers to" in reason or "it is of round" in reason for _, reason in post.refused)
+    assert any("earlier request" in reason or "answer of " in reason for _, reason in transport.refused)
 
 
 @pytest.mark.parametrize("name", ["fedper", "ditto", "scaffold"])
-def test_a_device_whose_disk_is_lost_begins_anew(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_device_whose_disk_is_lost_starts_over(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Device 0 has clients 0 and 3; both have lost what they remembered."""
     remote = federation(name, tmp_path, {(2, 0): "disk lost"})
     server, history = federate(remote, SETTINGS)
     expected, clients = simulation(name, set(), {(2, 0), (2, 3)})
     assert_same(remote, server, expected, clients)
     assert not any(record.left_out for record in history)
-    assert "client 0 begins anew" in caplog.text
+    assert "client 0 starts over" in caplog.text
 
 
-def test_a_late_word_of_trouble_counts_for_its_own_letter_only(tmp_path: Path) -> None:
-    """Its client did not train, so the next letter starts from the same version."""
+def test_a_late_error_counts_for_its_own_request_only(tmp_path: Path) -> None:
+    """Its client did not train, so the next request starts from the same version."""
     remote = federation("fedper", tmp_path, {})
-    post: Any = remote.post
-    device = post.devices[2]
+    transport: Any = remote.transport
+    device = transport.devices[2]
     honest, kept = device.answer, list[bytes]()
 
     def moody(own: bytes, shared: bytes) -> tuple[bytes, bool]:
         header = device.agreement.header_of(own)
         if (header.kind, header.round, header.client) == ("train", 1, 2):
-            kept.append(device.agreement.trouble(header, "no"))
+            kept.append(device.agreement.error(header, "no"))
             return kept[0], True
-        post.later += [Answer(2, message) for message in kept]
+        transport.later += [AnswerReceived(2, message) for message in kept]
         return honest(own, shared)  # type: ignore[no-any-return]
 
     device.answer = moody
@@ -206,16 +211,16 @@ def test_a_late_word_of_trouble_counts_for_its_own_letter_only(tmp_path: Path) -
 
 
 def test_a_client_whose_update_is_not_finite(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It says so, and is left out at once, not at the deadline."""
+    """It reports the error, and is left out at once rather than at the deadline."""
     remote = federation("fedper", tmp_path, {})
-    post: Any = remote.post
-    work = post.devices[1].desk.work
+    transport: Any = remote.transport
+    work = transport.devices[1].runner.work
 
     def diverged(job: Any, client: int, state: Any, down: Any, key: Any) -> Any:
         found = work(job, client, state, down, key)
         return tree.apply(lambda t: t * torch.nan, found) if (job.task, job.turn.round) == ("train", 2) else found
 
-    post.devices[1].desk.work = diverged
+    transport.devices[1].runner.work = diverged
     server, history = federate(remote, SETTINGS)
     assert [record.left_out for record in history] == [(), (), (1,), ()]
     assert "client 1 did not train: its update is not finite" in caplog.text
@@ -223,18 +228,30 @@ def test_a_client_whose_update_is_not_finite(tmp_path: Path, caplog: pytest.LogC
     assert_same(remote, server, expected, clients)
 
 
-def test_numbers_too_large_to_travel_are_said_at_once(tmp_path: Path) -> None:
+def test_scores_of_other_samples_than_announced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A device that reports scores of more test samples than its hello said would weigh more in every mean."""
+    remote = federation("fedper", tmp_path, {})
+    real = direct.small("fedper")[2].test.sizes
+    remote.held = {"test": [n - (client == 1) for client, n in enumerate(real)]}
+    _, history = federate(remote, SETTINGS)
+    measured = [scores.clients.tolist() for record in history for scores in record.scores.values()]
+    assert measured
+    assert all(clients and 1 not in clients for clients in measured)
+    assert f"scores of {real[1]} test samples, but the client announced {real[1] - 1}" in caplog.text
+
+
+def test_values_too_large_for_fp16_are_reported_at_once(tmp_path: Path) -> None:
     method, model, data = direct.small("fedavg")
-    deal = direct.agreement(method, model, data, compress="fp16")
-    devices = direct.devices(deal, data, tmp_path)
-    work = devices[1].desk.work
+    agreement = direct.agreement(method, model, data, compress="fp16")
+    devices = direct.devices(agreement, data, tmp_path)
+    work = devices[1].runner.work
 
     def large(job: Any, *given: Any) -> Any:
         found = work(job, *given)
         return (found[0], tree.apply(lambda t: t + 1e6, found[1])) if job.task == "train" else found
 
-    devices[1].desk.work = large  # type: ignore[method-assign]
-    remote = Remote(deal, direct.census(data), direct.Direct(devices), Patience(deadline=600))
+    devices[1].runner.work = large  # type: ignore[method-assign]
+    remote = Remote(agreement, direct.census(data), direct.Direct(devices), Timeouts(deadline=600))
     _, history = federate(remote, Settings(rounds=2, seed=7))
     assert [record.left_out for record in history] == [(1,), (1,), ()]  # the last one: fine-tuning
 
@@ -245,8 +262,10 @@ def test_compressed(compress: str, tmp_path: Path) -> None:
     if compress == "zstd":
         pytest.importorskip("zstandard")
     method, model, data = direct.small("fedavg")
-    deal = direct.agreement(method, model, data, compress=compress)
-    remote = Remote(deal, direct.census(data), direct.Direct(direct.devices(deal, data, tmp_path)), direct.PATIENCE)
+    agreement = direct.agreement(method, model, data, compress=compress)
+    remote = Remote(
+        agreement, direct.census(data), direct.Direct(direct.devices(agreement, data, tmp_path)), direct.TIMEOUTS
+    )
     server, _ = federate(remote, Settings(rounds=1, seed=7))
     expected, _ = toy.looped(method, model, data, rounds=1, join_ratio=1.0)
     gap = toy.distance({n: t for n, t in expected.items() if n.startswith("server")}, tree.flatten({"server": server}))
@@ -254,60 +273,78 @@ def test_compressed(compress: str, tmp_path: Path) -> None:
 
 
 def test_a_flood_does_not_move_the_deadline(tmp_path: Path, clock: Clock) -> None:
-    """One client never answers, and somebody never stops talking in its name."""
-    remote = federation("fedavg", tmp_path, {(0, 2): "letter lost"})
-    post: Any = remote.post
-    receive, count = post.receive, [0]
+    """One client never answers, while an attacker floods the server under its name."""
+    remote = federation("fedavg", tmp_path, {(0, 2): "request lost"})
+    transport: Any = remote.transport
+    receive, count = transport.receive, [0]
 
     def flooded(seconds: float) -> Event | None:
         clock.now += 0.5
         count[0] += 1
-        return receive(seconds) if post.events else Answer(2, b"nonsense")
+        return receive(seconds) if transport.events else AnswerReceived(2, b"nonsense")
 
-    post.receive = flooded
+    transport.receive = flooded
     _, history = federate(remote, Settings(rounds=1, seed=7, full_last_round=False))
     assert history[0].left_out == (2,)
     assert count[0] < 1000
 
 
-def test_who_begins_anew_when_measured_does_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_that_loses_its_state_starts_over_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Clients 0 and 3 lose what they remembered while they are not asked to train."""
     remote = federation("fedper", tmp_path, {})
-    post: Any = remote.post
+    transport: Any = remote.transport
 
     def watch(record: Any) -> None:
         if record.number == 4:
-            post.restart(0, lost=True)
+            transport.restart(0, lost=True)
 
     federate(remote, SETTINGS, watch)
     downs = send(remote.method, remote.method.server_init(remote.model, remote.census), remote.everyone)
     for _ in range(2):
         remote.scored = ((), {})
         assert len(remote.score(remote.everyone, downs, "test").clients) == 5
-    assert caplog.text.count("client 0 begins anew") == 1
+    assert caplog.text.count("client 0 starts over") == 1
 
 
 # Too few, and on from the checkpoint.
 
 
-def test_too_few_answers_stop_it_and_it_goes_on_from_there(tmp_path: Path) -> None:
+def test_too_few_answers_stop_the_run_and_it_resumes(tmp_path: Path) -> None:
     lost = {(2, client): "answer lost" for client in (0, 1, 3, 4)}
     remote = federation("scaffold", tmp_path / "devices", lost)
     with pytest.raises(CoterieError, match=r"round 3: 4 of 5 clients did not answer.*checkpoint of round 2 is kept"):
         driven(remote, tmp_path / "out", resume=False)
-    again = Remote(remote.agreement, remote.census, remote.post, PATIENCE)
+    again = Remote(remote.agreement, remote.census, remote.transport, TIMEOUTS)
     result = driven(again, tmp_path / "out", resume=True)
     expected, clients = simulation("scaffold", set())
     assert_same(again, result.server, expected, clients)
     assert len(result.history) == 4
 
 
-def test_nobody_there(tmp_path: Path) -> None:
+def test_a_missing_device_times_out(tmp_path: Path) -> None:
     remote = federation("fedavg", tmp_path, {})
-    post: Any = remote.post
-    post.absent = {1}
-    with pytest.raises(CoterieError, match=r"only 4 of 5 clients are there, and 5 are needed.*\(--wait\)"):
+    transport: Any = remote.transport
+    transport.absent = {1}
+    with pytest.raises(
+        CoterieError,
+        match=r"\(--wait\): 4 of 5 clients are ready, 5 are needed; missing: client 1, its device is not connected",
+    ):
         federate(remote, SETTINGS)
+
+
+def test_a_resumed_server_needs_as_many_clients_as_a_running_one(tmp_path: Path) -> None:
+    """Three of five, by --max-left-out; and waits no longer than --wait for them."""
+    remote = federation("fedavg", tmp_path, {})
+    welcome = remote.method.server_welcome(remote.method.server_init(remote.model, remote.census))
+    transport: Any = remote.transport
+    for absent, enough in ({1, 3}, True), ({0, 1, 3}, False):
+        again = Remote(remote.agreement, remote.census, transport, TIMEOUTS, 0.5, resumed=True)
+        transport.absent = absent
+        if enough:
+            again.join(welcome)
+        else:
+            with pytest.raises(CoterieError, match=r"\(--wait\): 2 of 5 clients are ready, 3 are needed; missing: "):
+                again.join(welcome)
 
 
 def driven(remote: Remote, out: Path, resume: bool) -> Any:
@@ -326,29 +363,47 @@ def test_the_last_versions_are_kept(tmp_path: Path) -> None:
     store = Store(tmp_path)
     versions = [f"{i:064x}"[::-1] for i in range(6)]
     for i, version in enumerate(versions):
-        store.keep(0, version, state(i))
+        store.save(0, version, state(i))
     again = Store(tmp_path)
-    found = [again.find(0, version) for version in versions]
+    found = [again.load(0, version) for version in versions]
     assert [t is not None for t in found] == [False] * (6 - KEPT) + [True] * KEPT
     assert found[-1] is not None
     toy.assert_same(found[-1], state(5))
 
 
+def test_a_clock_that_is_set_back_loses_no_memory(tmp_path: Path) -> None:
+    """The files of earlier versions have times in the future, also after a version was read again."""
+    store = Store(tmp_path)
+    versions = [f"{i:064x}"[::-1] for i in range(5)]
+    for i, version in enumerate(versions[:3]):
+        store.save(0, version, state(i))
+    for path in tmp_path.glob("client-0/*"):
+        os.utime(path, (4e9, 4e9))
+    for i, version in enumerate(versions[3:], 3):
+        assert Store(tmp_path).load(0, versions[2]) is not None
+        store.save(0, version, state(i))
+    again = Store(tmp_path)
+    assert [again.load(0, version) is not None for version in versions] == [False, False, True, True, True]
+    found = again.load(0, versions[4])
+    assert found is not None
+    toy.assert_same(found, state(4))
+
+
 @pytest.mark.parametrize("damage", ["cut", "changed", "empty", "another version"])
 def test_a_damaged_file_is_not_used(damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store, version, other = Store(tmp_path), "ab" * 32, "ab" * 16 + "cd" * 16
-    store.keep(0, version, state(1))
+    store.save(0, version, state(1))
     (path,) = tmp_path.glob("client-0/*")
     content = bytearray(path.read_bytes())
     if damage == "changed":
         content[-1] ^= 1
     path.write_bytes({"cut": content[:-5], "empty": b""}.get(damage, content))
-    assert Store(tmp_path).find(0, other if damage == "another version" else version) is None
+    assert Store(tmp_path).load(0, other if damage == "another version" else version) is None
     assert damage == "another version" or "checksum" in caplog.text or "cannot be read" in caplog.text
 
 
-def test_a_full_disk_is_trouble_not_a_half_written_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client is left out while there is no room, goes on from what it remembered then, and nothing is half."""
+def test_a_full_disk_is_an_error_and_leaves_no_partial_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client is left out while the disk is full, then continues from its last state; no partial file remains."""
     remote = federation("fedper", tmp_path, {})
     real, full = os.replace, [False]
 

@@ -29,12 +29,12 @@ def test_a_share_of_clients_is_kept_out() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_meets_newcomers(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """They get a model and improve it, or the method says that it has nothing to give; looped as batched."""
+    """They get a model and improve it, or the method says that it has nothing to give; looped as stacked."""
     data = toy.toy(train=MANY[:10], test=MANY[:10])
     found = []
-    for where in ("looped", "batched"):
+    for where in ("looped", "stacked"):
         network = toy.network().double()
-        result = coterie.run(toy.method(name), network, data, rounds=2, new_clients=0.4, where=where, seed=3)
+        result = coterie.run(toy.method(name), data, network, rounds=2, new_clients=0.4, backend=where, seed=3)
         record = result.history[-1]
         assert len(record.participants) == 4
         found.append({point: scores.correct.tolist() for point, scores in record.scores.items()})
@@ -42,12 +42,12 @@ def test_every_method_meets_newcomers(name: str, caplog: pytest.LogCaptureFixtur
     if found[0]:
         assert {("new_pre", "test"), ("new_post", "test")} <= set(found[0])
     else:
-        assert "has nothing to give" in caplog.text
+        assert "has no model for clients" in caplog.text
 
 
 def test_fedavg_gives_newcomers_its_model() -> None:
     data = toy.toy(train=MANY[:10], test=MANY[:10])
-    result = coterie.run(toy.method("fedavg"), toy.network(), data, rounds=2, new_clients=0.4, where="looped")
+    result = coterie.run(toy.method("fedavg"), data, toy.network(), rounds=2, new_clients=0.4, backend="looped")
     last = result.history[-1].scores
     assert last["new_pre", "test"].correct.tolist() == last["new_global", "test"].correct.tolist()
     _, strangers = keep_out(data, 0.4, 0)

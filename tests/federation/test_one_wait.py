@@ -9,13 +9,15 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from coterie.clients import Answers, Turn
-from coterie.clients.base import Returned
-from coterie.core import hope, tree
+from coterie.core import tree
 from coterie.core.errors import CoterieError, Diverged
+from coterie.execution import Answers, Turn
+from coterie.execution.answers import Returned
 from coterie.federation import History, Round, Settings, federate, rounds
 from coterie.federation.newcomers import meet
-from coterie.protection import Protection
+from coterie.federation.timing import PhaseTimer
+from coterie.gpu import optimistic
+from coterie.privacy import Protection
 from tests import toy
 from tests.machines import Missing
 
@@ -30,7 +32,7 @@ def clients_of(method: Any, spoilt: dict[int, float], first_only: bool = False, 
 @pytest.fixture
 def hoping(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU: the flags are not at hand."""
-    monkeypatch.setattr(rounds, "at_hand", lambda t: False)
+    monkeypatch.setattr(rounds, "known_on_cpu", lambda t: False)
 
 
 def told(record: Round) -> Any:
@@ -47,7 +49,7 @@ def same_both_ways(make: Callable[[], toy.Spoilt], caplog: pytest.LogCaptureFixt
     for waits in (True, False):
         caplog.clear()
         with (
-            patch.object(rounds, "at_hand", lambda t, waits=waits: waits),
+            patch.object(rounds, "known_on_cpu", lambda t, waits=waits: waits),
             patch.object(rounds, "receive", wraps=rounds.receive) as receive,
         ):
             made, history = toy.outcome(make(), rounds=2, join_ratio=0.8, full_last_round=True)
@@ -75,7 +77,7 @@ def test_those_left_out_are_left_out_alike(
     batch_norm: bool,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    method = toy.method(name, epochs=1)
+    method = toy.method(name, local_epochs=1)
     history, counts = same_both_ways(lambda: clients_of(method, spoilt, first_only, batch_norm), caplog)
     again = sum(bool(record.left_out) for record in history[:2])
     assert again
@@ -88,7 +90,7 @@ def test_those_left_out_are_left_out_alike(
 
 @pytest.mark.parametrize("name", ["fedavg", "fedpac", "scaffold"])
 def test_the_server_receives_once_if_all_are_finite(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    method = toy.method(name, epochs=1)
+    method = toy.method(name, local_epochs=1)
     _, counts = same_both_ways(lambda: clients_of(method, {}), caplog)
     assert counts == [2, 2]
     assert not caplog.messages
@@ -97,7 +99,7 @@ def test_the_server_receives_once_if_all_are_finite(name: str, caplog: pytest.Lo
 @pytest.mark.parametrize("protection", [{"robust": "clip"}, {"robust": "median"}, {"dp": "client"}])
 def test_protected_methods(protection: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     """The noise of a round is the same, however often it is added."""
-    method = Protection(**protection).around(toy.method("fedavg", epochs=1), toy.model(), 4, 7)
+    method = Protection(**protection).around(toy.method("fedavg", local_epochs=1), toy.model(), 4, 7)
     history, counts = same_both_ways(lambda: clients_of(method, {3: NAN}), caplog)
     assert counts[1] > counts[0]
     assert history[2].left_out == (3,)
@@ -107,9 +109,9 @@ def test_protected_methods(protection: dict[str, Any], caplog: pytest.LogCapture
 @pytest.mark.parametrize("name", ["fedavg", "fedpac"])
 def test_a_run_that_diverges_says_so(name: str) -> None:
     with pytest.raises(Diverged, match=r"^round 1: no client sent a finite update, so training diverged; try"):
-        toy.outcome(clients_of(toy.method(name, epochs=1), dict.fromkeys(range(5), NAN)))
+        toy.outcome(clients_of(toy.method(name, local_epochs=1), dict.fromkeys(range(5), NAN)))
     with pytest.raises(Diverged, match=r"^round 1: 3 of 5 clients sent an update that is not finite, more than"):
-        toy.outcome(clients_of(toy.method(name, epochs=1), dict.fromkeys(range(3), NAN)), join_ratio=1.0)
+        toy.outcome(clients_of(toy.method(name, local_epochs=1), dict.fromkeys(range(3), NAN)), join_ratio=1.0)
 
 
 @pytest.mark.usefixtures("hoping")
@@ -127,15 +129,17 @@ def test_nonsense_that_is_finite_is_told_as_ever() -> None:
             state, up = super().client_train(model, state, down, data)
             return state, up._replace(variance=-torch.ones_like(up.variance))
 
-    with pytest.raises(CoterieError, match=r"round 1: the server cannot use .* negative.* --robust clip"):
+    with pytest.raises(
+        CoterieError, match=r"round 1: . of . clients are left out.*client .: .*`variance` has -1, below 0"
+    ):
         toy.outcome(clients_of(Liar(), {}))
 
 
 def test_newcomers() -> None:
-    method, records = toy.method("fedper", epochs=1), []
+    method, records = toy.method("fedper", local_epochs=1), []
     server, _ = federate(clients_of(method, {}), Settings(rounds=1))
     for waits in (True, False):
-        with patch.object(rounds, "at_hand", lambda t, waits=waits: waits):
+        with patch.object(rounds, "known_on_cpu", lambda t, waits=waits: waits):
             records.append(told(meet(server, clients_of(method, {2: NAN}), Settings(rounds=1))))
     assert records[0] == records[1]
     assert records[0][2] == (2,)
@@ -167,7 +171,7 @@ def test_a_gpu_tells_its_own_times(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
-    clock = rounds.Clock("cuda")
+    clock = PhaseTimer("cuda")
     for phase in ("train", "receive", "train"):
         with clock.time(phase):
             pass
@@ -179,20 +183,22 @@ def test_a_gpu_tells_its_own_times(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_was_hoped_in_vain_is_done_again(good: bool) -> None:
     asked = []
 
-    def settle(answers: Answers) -> tuple[str, rounds.Told]:
-        asked.append(hope.allowed())
-        if hope.allowed():
-            hope.that(torch.tensor(True))
-            hope.that(torch.tensor(good))
-            return "hoped", rounds.Told({}, {}, {"a": torch.zeros(1)})
-        return "sure", rounds.Told({}, {}, {"a": torch.ones(1)})
+    def receive(answers: Answers) -> torch.Tensor:
+        asked.append(optimistic.allowed())
+        if optimistic.allowed():
+            optimistic.expect(torch.tensor(True))
+            optimistic.expect(torch.tensor(good))
+        return torch.tensor(float(not optimistic.allowed()))
+
+    def tell(after: torch.Tensor) -> rounds.Measurements:
+        return rounds.Measurements({}, {}, {"a": after})
 
     returned = Returned(torch.arange(2), {"w": torch.zeros(2, 3)}, torch.tensor([True, True]))
-    _, made, told = rounds.settled(returned, Turn(0), 0.5, settle)
-    assert (made, told.report["a"].item(), asked) == (("hoped", 0, [True]) if good else ("sure", 1, [True, False]))
+    _, made, told = rounds.settled(returned, Turn(0), 0.5, receive, tell)
+    assert (made.item(), told.report["a"].item(), asked) == ((0, 0, [True]) if good else (1, 1, [True, False]))
 
 
-def test_nothing_is_hoped_for_where_nobody_asks_again() -> None:
-    assert not hope.allowed()
-    with pytest.raises(ValueError, match="again"):
-        hope.that(torch.tensor(True))
+def test_conditions_are_refused_where_no_caller_collects_them() -> None:
+    assert not optimistic.allowed()
+    with pytest.raises(ValueError, match="repeat"):
+        optimistic.expect(torch.tensor(True))

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import coterie
+from coterie.core.data import FederatedData, Split
 from coterie.core.errors import CoterieError
-from coterie.core.samples import FederatedData, Split
 from coterie.federation.history import PATIENCE
 from coterie.methods import METHODS
 from tests import toy
@@ -33,21 +33,21 @@ def broken(clients: int) -> FederatedData:
 def test_too_many_clients_left_out_stop_the_run() -> None:
     """Three of five are more than half, and not more than 0.6."""
     with pytest.raises(CoterieError, match=r"round 1: 3 of 5 clients .* more than the share of 0.5"):
-        coterie.run(toy.method("fedper"), toy.network(), broken(3), rounds=2, where=ONE)
-    result = coterie.run(toy.method("fedper"), toy.network(), broken(3), rounds=2, where=ONE, max_left_out=0.6)
+        coterie.run(toy.method("fedper"), broken(3), toy.network(), rounds=2, backend=ONE)
+    result = coterie.run(toy.method("fedper"), broken(3), toy.network(), rounds=2, backend=ONE, max_left_out=0.6)
     assert result.history[-1].left_out == (0, 1, 2)
-    coterie.run(toy.method("fedper"), toy.network(), broken(2), rounds=2, where=ONE)
+    coterie.run(toy.method("fedper"), broken(2), toy.network(), rounds=2, backend=ONE)
     with pytest.raises(CoterieError, match="1 of 5 clients"):
-        coterie.run(toy.method("fedper"), toy.network(), broken(1), rounds=2, where=ONE, max_left_out=0)
+        coterie.run(toy.method("fedper"), broken(1), toy.network(), rounds=2, backend=ONE, max_left_out=0)
     with pytest.raises(CoterieError, match="between 0 and 1, not 2"):
-        coterie.run(toy.method("fedper"), toy.network(), broken(1), max_left_out=2)
+        coterie.run(toy.method("fedper"), broken(1), toy.network(), max_left_out=2)
 
 
 def test_a_run_that_diverges_keeps_its_last_good_checkpoint(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"rounds": 5, "lr_steps": ((3, 1e30),), "where": ONE, "out": tmp_path / "r"}
+    settings: dict[str, Any] = {"rounds": 5, "lr_steps": ((3, 1e30),), "backend": ONE, "out": tmp_path / "r"}
     for resume in (False, True):  # and does not pretend to get better by being resumed
         with pytest.raises(CoterieError, match=r"round 4: no client .*; the checkpoint of round 3 is kept"):
-            coterie.run(toy.method("fedavg"), toy.network(), toy.toy(), resume=resume, **settings)
+            coterie.run(toy.method("fedavg"), toy.toy(), toy.network(), resume=resume, **settings)
     assert (tmp_path / "r" / "checkpoint" / "server-000003.safetensors").exists()
 
 
@@ -63,15 +63,15 @@ def test_a_run_that_learns_nothing_gets_one_hint(caplog: pytest.LogCaptureFixtur
     """A network that gives one answer, and a learning rate of 0: never better than the commonest class."""
     data = toy.toy()
     share = 100 * int(data.test.y.bincount().max()) / len(data.test.y)
-    stuck = {"rounds": PATIENCE + 5, "where": ONE, "evaluate_every": 1}
-    coterie.run(toy.method("fedavg", lr=0.0), says_always(1), data, **stuck)
-    hints = [record.getMessage() for record in caplog.records if "commonest class" in record.getMessage()]
+    stuck = {"rounds": PATIENCE + 5, "backend": ONE, "evaluate_every": 1}
+    coterie.run(toy.method("fedavg", lr=0.0), data, says_always(1), **stuck)
+    hints = [record.getMessage() for record in caplog.records if "majority-class" in record.getMessage()]
     assert len(hints) == 1
     assert hints[0].startswith(f"round {PATIENCE}: ")
     assert f"({share:.1f} %)" in hints[0]
     caplog.clear()
-    coterie.run(toy.method("fedavg", lr=0.2), toy.network(), data, **stuck)
-    assert "commonest class" not in caplog.text
+    coterie.run(toy.method("fedavg", lr=0.2), data, toy.network(), **stuck)
+    assert "majority-class" not in caplog.text
 
 
 def edge(kind: str) -> FederatedData:
@@ -90,13 +90,13 @@ def refuse(constant: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "where"), [("one class each", "batched"), ("one sample each", "looped"), ("no test samples", "batched")]
+    ("kind", "where"), [("one class each", "stacked"), ("one sample each", "looped"), ("no test samples", "stacked")]
 )
 @pytest.mark.parametrize("name", METHODS)
 def test_data_at_the_edge(name: str, kind: str, where: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    out, method = tmp_path / "r", toy.method(name, epochs=1)
+    out, method = tmp_path / "r", toy.method(name, local_epochs=1)
     how = coterie.Execution(where, processes=1)
-    result = coterie.run(method, toy.network(), edge(kind), rounds=2, join_ratio=0.6, where=how, out=out)
+    result = coterie.run(method, edge(kind), toy.network(), rounds=2, join_ratio=0.6, backend=how, out=out)
     told = json.loads((out / "result.json").read_text(), parse_constant=refuse)
     for outcome in told["outcomes"]:
         mean = outcome["last"]["mean"]
@@ -116,5 +116,5 @@ def test_nonsense_in_a_legal_form_is_told() -> None:
             state, up = super().client_train(model, state, down, data)
             return state, up._replace(variance=-torch.ones_like(up.variance))
 
-    with pytest.raises(CoterieError, match=r"round 1: the server cannot use .* negative.* --robust clip"):
-        coterie.run(Liar(), toy.network(), toy.toy(), rounds=1, where=ONE)
+    with pytest.raises(CoterieError, match=r"client_train sends an update .* not allow: `variance` has -1, below 0"):
+        coterie.run(Liar(), toy.toy(), toy.network(), rounds=1, backend=ONE)

@@ -9,16 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coterie.clients import Turn
-from coterie.clients.base import send
 from coterie.core import tree
+from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
-from coterie.core.local import Sgd
-from coterie.core.samples import FederatedData
+from coterie.core.optimizers import Sgd
+from coterie.execution import Turn
+from coterie.execution.requests import send
 from coterie.methods.apfl import APFL, Down
 from tests import plain, toy
 
-SGD = Sgd(epochs=2, batch=8, lr=0.05, momentum=0.5, weight_decay=1e-2)
+SGD = Sgd(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-2)
 
 
 class Plain:
@@ -80,7 +80,7 @@ def test_three_rounds_equal_the_plain_implementation(share: float, adaptive: boo
 
 def test_a_learned_share_stays_between_nothing_and_all() -> None:
     """With a learning rate that throws it out of its bounds."""
-    method = APFL(train=SGD.but(lr=2.0, momentum=0.0, epochs=1), share=0.5, adaptive=True)
+    method = APFL(train=SGD.but(lr=2.0, momentum=0.0, local_epochs=1), share=0.5, adaptive=True)
     _, clients = plain.federation(method, plain.data(), toy.model())
     shares = [float(clients.state(i).share) for i in range(5)]
     assert all(0 <= share <= 1 for share in shares)
@@ -91,7 +91,7 @@ def test_a_learned_share_is_the_same_side_by_side() -> None:
     """A step of padding does not move it."""
     method, model, data = toy.method("apfl", adaptive=True), toy.model(), toy.toy()
     expected, _ = toy.looped(method, model, data)
-    assert toy.distance(expected, toy.batched(method, model, data)[0]) < 1e-10
+    assert toy.distance(expected, toy.stacked(method, model, data)[0]) < 1e-10
 
 
 def part(found: tree.Tree, prefix: str) -> tree.Tree:

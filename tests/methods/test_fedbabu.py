@@ -7,18 +7,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from coterie.clients import Looped, Turn
-from coterie.clients.base import send
 from coterie.core import tree
+from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
-from coterie.core.local import Sgd
 from coterie.core.model import Weights
-from coterie.core.samples import FederatedData
+from coterie.core.optimizers import Sgd
+from coterie.execution import Looped, Turn
+from coterie.execution.requests import send
 from coterie.federation import Settings, federate
 from coterie.methods.fedbabu import FedBABU
 from tests import plain, toy
 
-SGD = Sgd(epochs=2, batch=8, lr=0.05, momentum=0.5, weight_decay=0.1)  # a decay that shows where it reaches
+SGD = Sgd(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=0.1)  # a decay that shows where it reaches
 LAST = Turn(3, 0.25)
 
 
@@ -55,7 +55,7 @@ def test_rounds_and_fine_tuning_equal_the_plain_implementation(finetune: str, ep
         net = toy.network().double()
         net[:-1].load_state_dict(encoder)  # type: ignore[index]
         tuned = {"full": net, "head": net[-1], "encoder": net[:-1]}[finetune]  # type: ignore[index]
-        train(net, tuned, data, i, LAST, SGD.but(epochs=epochs or SGD.epochs))
+        train(net, tuned, data, i, LAST, SGD.but(local_epochs=epochs or SGD.local_epochs))
         plain.assert_close(plain.named(clients.state(i).tuned, net), plain.copy(net))
 
 
@@ -99,3 +99,15 @@ def test_fine_tuning_is_measured_beside_the_global_model_and_leaves_it() -> None
 def test_an_unknown_part_is_refused() -> None:
     with pytest.raises(CoterieError, match="unknown part to fine-tune 'body': known: encoder, full, head, none"):
         FedBABU(finetune="body")
+
+
+def test_the_whole_network_is_fine_tuned_by_default() -> None:
+    """As in its paper; no protocol but FedReG's and FedCRC's says otherwise."""
+    method, data = FedBABU(train=SGD), plain.data()
+    server, clients = plain.federation(method, data, toy.model())
+    downs = send(method, server, torch.arange(5))
+    clients.finish(torch.arange(5), downs, LAST)
+    tuned = clients.state(0).tuned
+    start = toy.model().start
+    assert all(not torch.equal(t, start.head[name]) for name, t in tuned.head.items())
+    assert all(not torch.equal(t, server.encoder[name]) for name, t in tuned.encoder.items())

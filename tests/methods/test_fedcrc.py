@@ -9,15 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from coterie.clients import Turn
 from coterie.core import tree
-from coterie.core.local import Sgd
+from coterie.core.data import FederatedData
 from coterie.core.losses import kl_divergence
-from coterie.core.samples import FederatedData
+from coterie.core.optimizers import Sgd
+from coterie.execution import Turn
 from coterie.methods.fedcrc import Down, FedCRC, Server, State, Up
 from tests import plain, toy
 
-SGD = Sgd(epochs=2, batch=8, lr=0.05, momentum=0.5, weight_decay=1e-2)
+SGD = Sgd(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-2)
 
 
 class Plain:
@@ -45,7 +45,7 @@ class Plain:
         encoder, shared = net[:-1], net[-1]
 
         def step(part: nn.Module, epochs: int | None, loss: Any) -> None:
-            sgd = SGD if epochs is None else SGD.but(epochs=epochs)
+            sgd = SGD if epochs is None else SGD.but(local_epochs=epochs)
             optimiser = plain.optimiser(part.parameters(), sgd, turn)
             for x, y in plain.batches(self.data, i, turn, sgd):
                 optimiser.zero_grad()

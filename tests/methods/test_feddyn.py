@@ -9,17 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coterie.clients import Batched, Turn
 from coterie.core import tree
+from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
-from coterie.core.local import Sgd
-from coterie.core.samples import FederatedData
+from coterie.core.optimizers import Sgd
+from coterie.execution import Stacked, Turn
 from coterie.federation import Settings, federate
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.feddyn import FedDyn, Server, broadcast
 from tests import plain, toy
 
-SGD = Sgd(epochs=2, batch=8, lr=0.05, momentum=0.5, weight_decay=1e-3)
+SGD = Sgd(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-3)
 
 
 class Plain:
@@ -53,7 +53,7 @@ class Plain:
                     p.grad += alpha * (away[n] + self.drifts[i][n])  # type: ignore[operator]
                 else:  # as others have it: a pull of the same length wherever the client is
                     p.grad += alpha * ((away[n] / length / 2 if length > 0 else 0) + self.drifts[i][n])  # type: ignore[operator]
-            torch.nn.utils.clip_grad_norm_(net.parameters(), sgd.clip or method.largest_gradient)
+            torch.nn.utils.clip_grad_norm_(net.parameters(), sgd.clip_gradient or method.largest_gradient)
             optimiser.step()
         trained = plain.copy(net)
         self.drifts[i] = {n: g + trained[n] - self.weights[n] for n, g in self.drifts[i].items()}
@@ -85,7 +85,7 @@ def test_three_rounds_equal_the_plain_implementation(changes: dict[str, Any], ba
 
 def test_the_clip_of_local_training_comes_first() -> None:
     tight, loose = (
-        plain.federation(FedDyn(train=SGD.but(clip=0.1), largest_gradient=g), plain.data(), toy.model())[0]
+        plain.federation(FedDyn(train=SGD.but(clip_gradient=0.1), largest_gradient=g), plain.data(), toy.model())[0]
         for g in (0.2, 10.0)
     )
     toy.assert_same(tree.flatten(tight), tree.flatten(loose))
@@ -96,11 +96,11 @@ def test_the_clip_of_local_training_comes_first() -> None:
 def test_pull_is_weaker_for_clients_with_more_samples() -> None:
     """alpha / (n_i / mean n), also where clients are padded to the longest."""
     data, method = plain.data(), FedDyn(pull=0.02)
-    batched = Batched(method, toy.model(), data, 0)
-    batched.join(method.server_welcome(method.server_init(batched.model, batched.census)))
+    stacked = Stacked(method, toy.model(), data, 0)
+    stacked.join(method.server_welcome(method.server_init(stacked.model, stacked.census)))
     _, looped = plain.federation(method, data, toy.model(), [])
     expected = [0.02 * 16.2 / n for n in (13, 20, 9, 31, 8)]
-    for clients in (batched, looped):
+    for clients in (stacked, looped):
         assert [float(clients.state(i).pull) for i in range(5)] == pytest.approx(expected, rel=1e-12)
 
 
@@ -116,10 +116,11 @@ def test_the_first_round_without_pull_is_fedavg_with_equal_weights() -> None:
         torch.testing.assert_close(sent[name], mean + mean - start[name], rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.long
 def test_it_reaches_the_optimum_of_all_where_fedavg_does_not() -> None:
     """Also when only two of three clients take part: the g of the absent one counts."""
     data, model = plain.line()
-    sgd = Sgd(epochs=5, batch=12, lr=0.5, weight_decay=0.05)
+    sgd = Sgd(local_epochs=5, batch_size=12, lr=0.5, weight_decay=0.05)
     rounds = [(sorted([t % 3, (t + 1) % 3]), Turn(t)) for t in range(100)]
     server, _ = plain.federation(FedDyn(train=sgd, pull=0.5), data, model, rounds)
     averaged, _ = plain.federation(FedAvg(train=sgd), data, model, [([0, 1, 2], Turn(t)) for t in range(50)])
@@ -140,7 +141,7 @@ def test_broadcast_and_mean_can_both_be_measured() -> None:
         sent = method.server_send(server, torch.tensor(0))
         assert torch.equal(method.client_predict(model, None, sent, x), model(broadcast(server), x))
         assert not torch.equal(model(server.mean, x), model(broadcast(server), x))
-    _, history = federate(Batched(toy.method("feddyn"), model, data, 7), Settings(rounds=2, seed=7))
+    _, history = federate(Stacked(toy.method("feddyn"), model, data, 7), Settings(rounds=2, seed=7))
     scores = history[-1].scores
     assert scores["pre", "test"].correct.tolist() == scores["global", "test"].correct.tolist()
 

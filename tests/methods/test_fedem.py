@@ -11,18 +11,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from coterie.clients import Turn
-from coterie.clients.base import keys, send
-from coterie.core import order, tree
+from coterie.core import random, tree
+from coterie.core.batch import Data
+from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
-from coterie.core.local import Data, Sgd
 from coterie.core.method import Census
 from coterie.core.model import Weights
-from coterie.core.samples import FederatedData
+from coterie.core.optimizers import Sgd
+from coterie.execution import Turn
+from coterie.execution.requests import keys, send
 from coterie.methods.fedem import Down, FedEM, Mixture, State
 from tests import plain, toy
 
-SGD = Sgd(epochs=2, batch=8, lr=0.05, momentum=0.5, weight_decay=1e-3)
+SGD = Sgd(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-3)
 
 
 def module(weights: Weights) -> nn.Module:
@@ -63,8 +64,8 @@ class Plain:
             net.load_state_dict(component.state_dict())
             optimiser = plain.optimiser(net.parameters(), SGD, turn)
             for epoch in range(epochs):
-                key = order.fold(keys(plain.SEED, turn, torch.tensor(i)), order.SHUFFLE, epoch)
-                for index in torch.split(order.shuffle(key, len(y)), SGD.batch):
+                key = random.fold(keys(plain.SEED, turn, torch.tensor(i)), random.SHUFFLE, epoch)
+                for index in torch.split(random.shuffle(key, len(y)), SGD.batch_size):
                     optimiser.zero_grad()
                     own = torch.tensor([q[sample][j] for sample in index.tolist()], dtype=torch.float64)
                     loss = F.cross_entropy(net(scaled(x[index])), y[index], reduction="none")
@@ -74,7 +75,7 @@ class Plain:
         return trained
 
     def round(self, joined: list[int], turn: Turn) -> None:
-        ups = [self.maximise(i, self.expect(i), turn, SGD.epochs) for i in joined]
+        ups = [self.maximise(i, self.expect(i), turn, SGD.local_epochs) for i in joined]
         samples = [self.data.train.sizes[i] for i in joined]
         for j, component in enumerate(self.components):
             component.load_state_dict(plain.mean([up[j] for up in ups], samples))
@@ -112,6 +113,7 @@ def test_probabilities_are_mixed_not_logits() -> None:
         torch.testing.assert_close(found.exp(), mixed)  # log-probabilities, so that their cross entropy is right
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("epochs", "alike"), [(None, False), (0, False), (3, False), (3, True)])
 def test_fine_tuning_equals_the_plain_implementation(epochs: int | None, alike: bool) -> None:
     """A fresh E-step with the final components, whose responsibilities then stay; without epochs that is all."""
@@ -121,7 +123,7 @@ def test_fine_tuning_equals_the_plain_implementation(epochs: int | None, alike: 
     for i in range(5):
         q = expected.expect(i)
         q = [[1.0] * 3 for _ in q] if alike else q
-        tuned = expected.maximise(i, q, turn, SGD.epochs if epochs is None else epochs)
+        tuned = expected.maximise(i, q, turn, SGD.local_epochs if epochs is None else epochs)
         found = clients.state(i).tuned
         for j in range(3):
             plain.assert_close(plain.named(tree.pick(found.components, j), toy.network()), tuned[j])

@@ -10,24 +10,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coterie.clients import Batched, Looped, Turn
-from coterie.clients.base import keys, send
-from coterie.core import order, tree
+from coterie.core import random, tree
+from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
-from coterie.core.local import Sgd
 from coterie.core.method import Census
-from coterie.core.samples import FederatedData
+from coterie.core.optimizers import Sgd
+from coterie.execution import Looped, Stacked, Turn
+from coterie.execution.requests import keys, send
 from coterie.methods.fedfomo import Down, FedFomo, Server
 from tests import plain, toy
 
-SGD = Sgd(epochs=2, batch=8, lr=0.05, momentum=0.5, weight_decay=1e-2)
+SGD = Sgd(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-2)
 
 
 def parts(data: FederatedData, client: int) -> tuple[list[int], list[int]]:
     """Which samples are held out, and the others. Drawn when the client joins."""
     n = data.train.sizes[client]
     key = keys(plain.SEED, Turn(-1), torch.tensor(client))
-    shuffled = order.shuffle(order.fold(key, order.SPLIT), n).tolist()
+    shuffled = random.shuffle(random.fold(key, random.SPLIT), n).tolist()
     size = max(n // 5, 1)
     return shuffled[:size], sorted(shuffled[size:])
 
@@ -71,9 +71,9 @@ class Plain:
         net.load_state_dict(own)
         optimiser = plain.optimiser(net.parameters(), SGD, turn)
         key = keys(plain.SEED, turn, torch.tensor(i))
-        for epoch in range(SGD.epochs):
-            shuffled = order.shuffle(order.fold(key, order.SHUFFLE, epoch), len(y)).tolist()
-            for index in torch.split(torch.tensor([s for s in shuffled if s in others]), SGD.batch):
+        for epoch in range(SGD.local_epochs):
+            shuffled = random.shuffle(random.fold(key, random.SHUFFLE, epoch), len(y)).tolist()
+            for index in torch.split(torch.tensor([s for s in shuffled if s in others]), SGD.batch_size):
                 optimiser.zero_grad()
                 F.cross_entropy(net(x[index]), y[index]).backward()
                 optimiser.step()
@@ -171,7 +171,7 @@ def test_clients_draw_independently() -> None:
 def test_a_model_is_taken_as_far_as_it_helps() -> None:
     """Two others, equally far away on opposite sides: one has a lower loss, the other a higher one."""
     model, data = toy.model(), plain.data()
-    method = FedFomo(train=SGD.but(epochs=0), models=2)
+    method = FedFomo(train=SGD.but(local_epochs=0), models=2)
     clients = Looped(method, model, data, plain.SEED, processes=1)
     clients.join({})
     bias = model.start.head["bias"]
@@ -195,7 +195,7 @@ def changed(data: FederatedData, client: int, samples: list[int]) -> FederatedDa
     return dataclasses.replace(data, train=dataclasses.replace(data.train, x=x))
 
 
-@pytest.mark.parametrize("kind", [Looped, Batched])
+@pytest.mark.parametrize("kind", [Looped, Stacked])
 @pytest.mark.parametrize("batch_norm", [False, True], ids=["plain", "batchnorm"])
 def test_held_out_samples_are_not_trained_on_in_any_round(kind: Any, batch_norm: bool) -> None:
     """Nor do they reach BatchNorm. They are the same in all rounds, or one would be trained on sooner or later."""
@@ -222,7 +222,7 @@ def test_batch_norm_leaves_padding_out() -> None:
     method, model = FedFomo(train=SGD), toy.model(batch_norm=True)
     data = toy.toy(train=(13, 21, 29, 13, 5), augmented=False)
     expected, _ = toy.looped(method, model, data)
-    found, _ = toy.batched(method, model, data)
+    found, _ = toy.stacked(method, model, data)
     assert toy.distance(expected, found) < 1e-10
 
 

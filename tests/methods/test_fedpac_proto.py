@@ -10,16 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from coterie.clients import Looped, Turn
 from coterie.core import tree
+from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
-from coterie.core.local import Sgd
 from coterie.core.model import make_model
-from coterie.core.samples import FederatedData
+from coterie.core.optimizers import Sgd
+from coterie.execution import Looped, Turn
 from coterie.methods.fedpac_proto import FedPACProto, Up
 from tests import plain, toy
 
-SGD = Sgd(epochs=2, batch=8, lr=0.05, momentum=0.5, weight_decay=1e-3)
+SGD = Sgd(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-3)
 READINGS = [{"proto_to_head": p, "class_weight": w} for p in ("other->own", "own->other") for w in ("prior", "uniform")]
 
 
@@ -69,7 +69,7 @@ class Plain:
         x = (x.double() / 255 - 0.5) / 0.5
         present = [k for k in range(toy.CLASSES) if (y == k).any()]
         means = {k: encoder(x).detach()[y == k].mean(0) for k in present}
-        sgd = SGD.but(epochs=self.method.head_epochs, lr=self.method.head_lr)
+        sgd = SGD.but(local_epochs=self.method.head_epochs, lr=self.method.head_lr)
         optimiser = plain.optimiser(head.parameters(), sgd, turn)
         for inputs, labels in plain.batches(self.data, i, turn, sgd):
             optimiser.zero_grad()

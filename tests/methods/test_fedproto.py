@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coterie.clients import Turn
+from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
-from coterie.core.local import Sgd
-from coterie.core.samples import FederatedData
+from coterie.core.optimizers import Sgd
+from coterie.execution import Turn
 from coterie.methods.fedproto import FedProto, Server, Up
 from tests import plain, toy
 
-SGD = Sgd(epochs=2, batch=8, lr=0.05, momentum=0.5, weight_decay=1e-3)
+SGD = Sgd(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-3)
 
 
 class Plain:
@@ -111,9 +111,9 @@ def test_the_classifier_is_tested_not_the_nearest_prototype() -> None:
     assert (method.client_predict(model, state, down, x).argmax(1) == 2).all()
 
 
-def test_local_prototypes_batched_equal_looped() -> None:
+def test_local_prototypes_stacked_equal_looped() -> None:
     method = toy.method("fedproto", prototypes="local")
-    found, _ = toy.batched(method, toy.model(), toy.toy())
+    found, _ = toy.stacked(method, toy.model(), toy.toy())
     expected, _ = toy.looped(method, toy.model(), toy.toy())
     assert toy.distance(found, expected) < 1e-10
 

@@ -9,15 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from coterie.clients import Turn
 from coterie.core import tree
-from coterie.core.local import Sgd
+from coterie.core.data import FederatedData
 from coterie.core.losses import balanced_cross_entropy
-from coterie.core.samples import FederatedData
+from coterie.core.optimizers import Sgd
+from coterie.execution import Turn
 from coterie.methods.fedrod import Down, FedRoD, State
 from tests import plain, toy
 
-SGD = Sgd(epochs=2, batch=8, lr=0.05, momentum=0.5, weight_decay=1e-2)
+SGD = Sgd(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-2)
 
 
 class Plain:

@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from coterie.clients import Turn
+from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
-from coterie.core.local import Sgd
-from coterie.core.samples import FederatedData
+from coterie.core.optimizers import Sgd
+from coterie.execution import Turn
 from coterie.methods.gpfl import GPFL, Server, norm
 from tests import plain, toy
 
-SGD = Sgd(epochs=2, batch=8, lr=0.05, momentum=0.5, weight_decay=1e-3)
+SGD = Sgd(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-3)
 D = 8
 
 
@@ -151,9 +151,9 @@ def test_the_norm_leaves_padding_out_and_is_smooth_enough_at_zero() -> None:
 
 
 @pytest.mark.parametrize("conditions", ["previous", "current"])
-def test_batched_equal_looped_with_a_global_model(conditions: str) -> None:
+def test_stacked_equal_looped_with_a_global_model(conditions: str) -> None:
     method = toy.method("gpfl", conditions=conditions, average_heads=True, pull=0.5)
-    found, fast = toy.batched(method, toy.model(), toy.toy())
+    found, fast = toy.stacked(method, toy.model(), toy.toy())
     expected, slow = toy.looped(method, toy.model(), toy.toy())
     assert toy.distance(found, expected) < 1e-10
     for a, b in zip(fast, slow, strict=True):

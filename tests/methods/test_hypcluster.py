@@ -10,18 +10,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from coterie.clients import Looped, Turn
-from coterie.clients.base import send
 from coterie.core import tree
+from coterie.core.batch import Data
+from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
-from coterie.core.local import Data, Sgd
 from coterie.core.model import Weights
-from coterie.core.samples import FederatedData
+from coterie.core.optimizers import Sgd
+from coterie.execution import Looped, Turn
+from coterie.execution.requests import send
 from coterie.federation import Settings, federate
 from coterie.methods.hypcluster import HypCluster, Server, Up
 from tests import plain, toy
 
-SGD = Sgd(epochs=2, batch=8, lr=0.05, momentum=0.5, weight_decay=1e-3)
+SGD = Sgd(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-3)
 
 
 def two_groups() -> FederatedData:

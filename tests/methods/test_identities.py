@@ -6,12 +6,11 @@ import dataclasses
 
 import pytest
 import torch
-from torch import nn
 
-from coterie.clients import Looped
 from coterie.core import tree
-from coterie.core.model import Weights, make_model
-from coterie.core.samples import FederatedData
+from coterie.core.data import FederatedData
+from coterie.core.model import Weights
+from coterie.execution import Looped
 from coterie.federation import Settings, federate
 from coterie.methods.ditto import Ditto
 from tests import toy
@@ -48,18 +47,9 @@ def test_ditto_with_a_strong_pull_stays_at_the_shared_model() -> None:
         assert toy.distance(part(found, f"states.{i}.weights."), start) < 1e-4
 
 
-class NoHead(nn.Module):
-    """All layers in the encoder; the head has nothing to learn."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder = toy.network()
-        self.head = nn.Identity()
-
-
 @pytest.mark.parametrize("name", ["fedper", "fedrep"])
 def test_without_personal_layers_it_is_fedavg(name: str) -> None:
-    model = make_model(NoHead(), toy.SHAPE, toy.CLASSES, toy.toy().transform).to("cpu", torch.float64)
+    model = toy.headless()
     found, _ = toy.looped(toy.method(name), model, toy.toy())
     averaged, _ = toy.looped(toy.method("fedavg"), model, toy.toy())
     toy.assert_same(part(found, "server.encoder."), part(averaged, "server.weights.encoder."))

@@ -9,18 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from coterie.clients import Batched, Clients, Looped
+from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
-from coterie.core.local import Sgd
-from coterie.core.samples import FederatedData
+from coterie.core.optimizers import Sgd
+from coterie.execution import Backend, Looped, Stacked
 from coterie.federation import Settings, federate
 from coterie.methods.knn_per import Datastore, Down, KNNPer, State
 from tests import toy
 
-SGD = Sgd(epochs=2, batch=8, lr=0.05, momentum=0.5)
+SGD = Sgd(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5)
 
 
-def run(kind: Any, method: KNNPer, data: FederatedData) -> tuple[Any, Clients, Any]:
+def run(kind: Any, method: KNNPer, data: FederatedData) -> tuple[Any, Backend, Any]:
     clients = kind(method, toy.model(), data, 7)
     server, history = federate(clients, Settings(rounds=2, join_ratio=0.6, seed=7))
     return server, clients, history
@@ -49,7 +49,7 @@ def plain_probabilities(server: Any, data: FederatedData, method: KNNPer, client
     return found
 
 
-@pytest.mark.parametrize("kind", [Looped, Batched])
+@pytest.mark.parametrize("kind", [Looped, Stacked])
 @pytest.mark.parametrize("settings", [{}, {"neighbours": 3, "vote": 0.8, "width": 0.01}, {"neighbours": 100}])
 def test_predictions_equal_the_plain_implementation(kind: Any, settings: dict[str, Any]) -> None:
     """Training is augmented, the datastore is not; clients have from 1 to 31 samples, most fewer than neighbours."""

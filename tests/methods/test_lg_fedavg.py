@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from coterie.core import tree
-from coterie.core.local import Sgd
 from coterie.core.model import Model, make_model
+from coterie.core.optimizers import Sgd
 from coterie.methods.lg_fedavg import LGFedAvg
 from tests import plain, toy
 
-SGD = Sgd(epochs=2, batch=8, lr=0.05, momentum=0.5, weight_decay=1e-3)
+SGD = Sgd(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-3)
 
 
 def test_three_rounds_equal_the_plain_implementation() -> None:
@@ -37,11 +37,15 @@ def test_three_rounds_equal_the_plain_implementation() -> None:
 
 
 class Ends(nn.Module):
-    """All layers on one side."""
+    """A network of these two."""
 
     def __init__(self, encoder: nn.Module, head: nn.Module) -> None:
         super().__init__()
         self.encoder, self.head = encoder, head
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.encoder(x))
+        return out
 
 
 def model(network: nn.Module) -> Model:
@@ -61,7 +65,7 @@ def test_with_all_layers_shared_it_is_fedavg() -> None:
 
 
 def test_with_no_layer_shared_it_is_local() -> None:
-    alone = model(Ends(toy.network(), nn.Identity()))
+    alone = toy.headless()
     found, _ = toy.looped(toy.method("lg-fedavg"), alone, toy.toy())
     local, _ = toy.looped(toy.method("local"), alone, toy.toy())
     for i in range(5):

@@ -10,17 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from coterie.clients import Turn
+from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
-from coterie.core.local import Sgd
 from coterie.core.losses import attention_distance
 from coterie.core.model import make_model
-from coterie.core.samples import FederatedData
+from coterie.core.optimizers import Sgd
 from coterie.core.tree import live
+from coterie.execution import Turn
 from coterie.methods.pfakd import PFAKD
 from tests import plain, toy
 
-SGD = Sgd(epochs=2, batch=8, lr=0.05, momentum=0.5, weight_decay=1e-2, keep=True)
+SGD = Sgd(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-2, keep_momentum=True)
 
 
 def attention(a: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class Plain:
             optimiser.param_groups[0]["lr"] = SGD.lr * turn.rate
         if self.method.at == "alternate":
             net.eval()  # the encoder is not trained: used as in testing
-            for x, y in plain.batches(self.data, i, turn, SGD.but(epochs=self.method.head_epochs)):
+            for x, y in plain.batches(self.data, i, turn, SGD.but(local_epochs=self.method.head_epochs)):
                 self.step(self.optimisers[i][1], F.cross_entropy(net[-1](net[:-1](x).detach()), y))
             net.train()
         for x, y in plain.batches(self.data, i, turn, SGD):
@@ -106,8 +106,8 @@ def test_three_rounds_equal_the_plain_implementation(changes: dict[str, Any], ba
 
 
 def test_without_distillation_it_is_fedper() -> None:
-    found, _ = toy.looped(toy.method("pfakd", distill=0.0, keep=True), toy.model(batch_norm=True), toy.toy())
-    per, _ = toy.looped(toy.method("fedper", keep=True), toy.model(batch_norm=True), toy.toy())
+    found, _ = toy.looped(toy.method("pfakd", distill=0.0, keep_momentum=True), toy.model(batch_norm=True), toy.toy())
+    per, _ = toy.looped(toy.method("fedper", keep_momentum=True), toy.model(batch_norm=True), toy.toy())
     toy.assert_same(found, {n: t for n, t in per.items() if not n.startswith("server.head.")} | head_momenta(found))
 
 
@@ -117,7 +117,7 @@ def head_momenta(found: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def test_the_first_step_is_that_of_fedper() -> None:
     """The teacher begins as the student's twin, so that there is nothing to learn from it, however strong."""
-    data, settings = toy.toy(train=(20,), test=(5,)), {"epochs": 1, "batch": 20}
+    data, settings = toy.toy(train=(20,), test=(5,)), {"local_epochs": 1, "batch_size": 20}
     found, _ = toy.looped(toy.method("pfakd", distill=100.0, **settings), toy.model(), data, rounds=1)
     per, _ = toy.looped(toy.method("fedper", **settings), toy.model(), data, rounds=1)
     for name in toy.model().start.encoder:
@@ -126,7 +126,7 @@ def test_the_first_step_is_that_of_fedper() -> None:
 
 def test_the_head_learns_nothing_from_the_teacher() -> None:
     """One step: the distance of features moves the encoder only."""
-    data, settings = toy.toy(train=(20,), test=(5,)), {"epochs": 2, "batch": 20, "momentum": 0.0}
+    data, settings = toy.toy(train=(20,), test=(5,)), {"local_epochs": 2, "batch_size": 20, "momentum": 0.0}
     weak, _ = toy.looped(toy.method("pfakd", distill=0.0, **settings), toy.model(), data, rounds=1)
     strong, _ = toy.looped(toy.method("pfakd", distill=50.0, **settings), toy.model(), data, rounds=1)
     assert toy.distance({"": weak["states.0.head.weight"]}, {"": strong["states.0.head.weight"]}) < 1e-14
@@ -135,10 +135,10 @@ def test_the_head_learns_nothing_from_the_teacher() -> None:
 
 @pytest.mark.parametrize("batch_norm", [False, True], ids=["plain", "batchnorm"])
 @pytest.mark.parametrize("at", ["alternate", "attention"])
-def test_variants_batched_equal_looped(at: str, batch_norm: bool) -> None:
-    method = toy.method("pfakd", at=at, keep=True)
+def test_variants_stacked_equal_looped(at: str, batch_norm: bool) -> None:
+    method = toy.method("pfakd", at=at, keep_momentum=True)
     expected, _ = toy.looped(method, toy.model(batch_norm=batch_norm), toy.toy())
-    found, _ = toy.batched(method, toy.model(batch_norm=batch_norm), toy.toy())
+    found, _ = toy.stacked(method, toy.model(batch_norm=batch_norm), toy.toy())
     assert toy.distance(expected, found) < 1e-10
 
 

@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from coterie.clients import Turn
 from coterie.core import tree
-from coterie.core.local import Sgd
-from coterie.core.samples import FederatedData
+from coterie.core.data import FederatedData
+from coterie.core.optimizers import Sgd
+from coterie.execution import Turn
 from coterie.methods.pfedhn import Server, Up, pFedHN
 from tests import plain, toy
 
-SGD = Sgd(epochs=2, batch=8, lr=0.05, momentum=0.3, weight_decay=0.7)  # neither of the last two may count
+SGD = Sgd(local_epochs=2, batch_size=8, lr=0.05, momentum=0.3, weight_decay=0.7)  # neither of the last two may count
 
 
 class Hyper(nn.Module):
@@ -93,6 +93,7 @@ def test_three_rounds_equal_the_plain_implementation(largest_norm: float) -> Non
     assert toy.distance(tree.flatten(server.hyper.layers), tree.flatten(started(method, data).hyper.layers)) > 1e-4
 
 
+@pytest.mark.long
 def test_many_who_agree_do_not_push_farther_than_one() -> None:
     """Twenty clients trained the same model: the hypernetwork goes to it, and not twenty times as far."""
     method, data = pFedHN(train=SGD), toy.toy(train=(3,) * 20, test=(1,) * 20)

@@ -9,15 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coterie.clients import Batched, Turn
-from coterie.clients.base import send
 from coterie.core import tree
-from coterie.core.local import Sgd
-from coterie.core.samples import FederatedData
+from coterie.core.data import FederatedData
+from coterie.core.optimizers import Sgd
+from coterie.execution import Stacked, Turn
+from coterie.execution.requests import send
 from coterie.methods.pfedme import pFedMe
 from tests import plain, toy
 
-SGD = Sgd(epochs=2, batch=8, lr=0.02, momentum=0.5, weight_decay=1e-2)
+SGD = Sgd(local_epochs=2, batch_size=8, lr=0.02, momentum=0.5, weight_decay=1e-2)
 
 
 class Plain:
@@ -74,7 +74,7 @@ def test_one_step_by_hand() -> None:
     """Softmax regression from zero, one batch of one sample, one inner step: all of it on paper."""
     data, model = plain.line(clients=1, samples=1)
     x, y = data.train.x[0], int(data.train.y[0])
-    method = pFedMe(train=Sgd(epochs=1, batch=1, lr=0.1), pull=2.0, steps=1, personal_lr=0.3)
+    method = pFedMe(train=Sgd(local_epochs=1, batch_size=1, lr=0.1), pull=2.0, steps=1, personal_lr=0.3)
     server, clients = plain.federation(method, data, model, rounds=[([0], Turn(0))])
     slope = torch.full((2,), 0.5, dtype=torch.float64)  # p - onehot at p = (1/2, 1/2)
     slope[y] -= 1
@@ -96,6 +96,7 @@ def test_the_personal_model_is_drawn_to_the_local_copy_not_to_itself() -> None:
     assert far[1] < 0.5 * far[0]
 
 
+@pytest.mark.long
 def test_the_personal_model_is_kept_and_starts_from_the_shared_one() -> None:
     """Between rounds only for predictions: a client that was given another personal model trains the same."""
     model, data, method = toy.model(), plain.data(), pFedMe(train=SGD)
@@ -117,7 +118,7 @@ def test_the_personal_model_is_kept_and_starts_from_the_shared_one() -> None:
 def test_steps_of_padding_do_not_move_the_local_copy() -> None:
     """Side by side with a client of 31 samples, one of 8 has three batches of nothing in every epoch."""
     data, method = plain.data(), pFedMe(train=SGD)
-    together = Batched(method, toy.model(), data, plain.SEED)
+    together = Stacked(method, toy.model(), data, plain.SEED)
     server = method.server_init(together.model, together.census)
     together.join({})
     everyone = torch.arange(5)

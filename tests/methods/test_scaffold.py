@@ -9,15 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coterie.clients import Turn
 from coterie.core import tree
-from coterie.core.local import Sgd
-from coterie.core.samples import FederatedData
+from coterie.core.data import FederatedData
+from coterie.core.optimizers import Sgd
+from coterie.execution import Turn
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.scaffold import SCAFFOLD, Up
 from tests import plain, toy
 
-TRAINING = {"epochs": 2, "batch": 8, "lr": 0.05, "weight_decay": 1e-3}
+TRAINING = {"local_epochs": 2, "batch_size": 8, "lr": 0.05, "weight_decay": 1e-3}
 
 
 class Plain:
@@ -94,7 +94,7 @@ def test_momentum_of_the_protocol_is_not_used() -> None:
 def test_the_first_control_is_the_mean_gradient() -> None:
     """One step on all samples: c_i⁺ is the gradient there, whatever the learning rate."""
     data = plain.data()
-    method = SCAFFOLD(train=Sgd(epochs=1, batch=31, lr=0.03))
+    method = SCAFFOLD(train=Sgd(local_epochs=1, batch_size=31, lr=0.03))
     _, clients = plain.federation(method, data, toy.model(), [([0, 1, 2, 3, 4], Turn(0, 0.1))])
     for i in range(5):
         net = toy.network().double()
@@ -137,9 +137,10 @@ def test_controls_may_be_averaged_over_participants() -> None:
     assert after.control["head.bias"].tolist() == pytest.approx([(1.0 + 3.0) / 2] * 4)
 
 
+@pytest.mark.long
 def test_it_reaches_the_optimum_of_all_where_fedavg_does_not() -> None:
     data, model = plain.line()
-    sgd = Sgd(epochs=5, batch=12, lr=0.5, weight_decay=0.05)
+    sgd = Sgd(local_epochs=5, batch_size=12, lr=0.5, weight_decay=0.05)
     rounds = [([0, 1, 2], Turn(t)) for t in range(60)]
     server, _ = plain.federation(SCAFFOLD(train=sgd), data, model, rounds)
     averaged, _ = plain.federation(FedAvg(train=sgd), data, model, rounds)

@@ -132,6 +132,7 @@ def loss(network: nn.Module, parameters: dict[str, Tensor], buffers: dict[str, T
     return cross_entropy(functional_call(network, (parameters, buffers), (x,)), y)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "shape", "options"),
     [
@@ -298,7 +299,7 @@ def test_own_networks(own: str) -> None:
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("nowhere_at_all:Net", "cannot import model 'nowhere_at_all:Net': No module"),
+        ("nowhere_at_all:Net", "cannot import model 'nowhere_at_all:Net': ModuleNotFoundError: No module"),
         ("own_networks:Missing", "cannot import .*Missing"),
         ("own_networks:", "cannot import"),
         (":Net", "cannot import"),

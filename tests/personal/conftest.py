@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 import coterie
-from coterie.federation import Result
-from coterie.personal.run import Run, load_run
+from coterie.api.result import Result
+from coterie.runs.finding import load_run
+from coterie.runs.run import Run
 from tests import toy
 
 NETWORK = "tests.toy:network"  # a network that has a name
@@ -28,5 +29,5 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 def train(name: str, out: Path) -> tuple[Run, Result]:
-    result = coterie.run(toy.method(name), NETWORK, toy.toy(), rounds=2, join_ratio=0.6, where="looped", out=out)
-    return load_run(out), result
+    result = coterie.run(toy.method(name), toy.toy(), NETWORK, rounds=2, join_ratio=0.6, backend="looped", out=out)
+    return load_run(out, NETWORK), result

@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from coterie.clients import Looped
+from coterie.core.data import FederatedData, Split
 from coterie.core.errors import CoterieError
 from coterie.core.method import Method
-from coterie.core.samples import FederatedData, Split
+from coterie.execution import Looped
 from coterie.federation.newcomers import meet
 from coterie.methods import METHODS
 from coterie.personal.adapt import adapt
 from coterie.personal.export import export
-from coterie.personal.run import load_run
 from coterie.personal.samples import read_samples
 from coterie.personal.use import predict
+from coterie.runs.finding import load_run
 from tests import toy
-from tests.personal.conftest import Made
+from tests.personal.conftest import NETWORK, Made
 
 
 def stranger(path: Path) -> FederatedData:
@@ -40,7 +40,7 @@ def test_every_method_takes_a_newcomer(name: str, made: Made, tmp_path: Path) ->
     points = ["new_pre"] if type(result.method).client_finish is not Method.client_finish else ["new_pre", "new_post"]
     for point in points:
         assert toy.rows(record.scores[point, "test"])[:3] == toy.rows(met.scores[point, "test"])[:3]
-    left = load_run(tmp_path / "new")
+    left = load_run(tmp_path / "new", NETWORK)
     x, y = data.test.client(0)
     with torch.no_grad():
         right = int((left.personal_model(0)(x).argmax(1) == y).sum())
@@ -56,14 +56,14 @@ def test_training_helps_and_epochs_count(made: Made, tmp_path: Path) -> None:
     long = adapt(run, tmp_path / "new.npz", tmp_path / "long", epochs=40)
     losses = [float(record.scores[point, "test"].loss) for record in (still, long) for point in ("new_pre", "new_post")]
     assert losses[0] == losses[1] == losses[2] > 1.3 * losses[3]
-    assert load_run(tmp_path / "long").method.train.epochs == 40
+    assert load_run(tmp_path / "long", NETWORK).method.train.local_epochs == 40
 
 
 def test_the_folder_is_understood(made: Made, tmp_path: Path) -> None:
     run, _ = made("knn-per")
     stranger(tmp_path / "new.npz")
     adapt(run, tmp_path / "new.npz", tmp_path / "new")
-    left = load_run(tmp_path / "new")
+    left = load_run(tmp_path / "new", NETWORK)
     assert len(predict(left, 0, read_samples(left, [tmp_path / "new.npz"]))) == 24
     assert export(left, 0, "torch", tmp_path / "new.pt2")
     again = adapt(left, tmp_path / "new.npz", tmp_path / "again")  # it holds the server's state, too
@@ -76,7 +76,7 @@ def test_a_part_is_set_aside_for_testing(made: Made, tmp_path: Path) -> None:
     np.savez(tmp_path / "new.npz", x=split.x.numpy(), y=split.y.numpy())
     record = adapt(run, tmp_path / "new.npz", tmp_path / "new")
     assert record.scores["new_post", "test"].total.tolist() == [6]
-    assert load_run(tmp_path / "new").clients[0].samples == 18
+    assert load_run(tmp_path / "new", NETWORK).clients[0].samples == 18
 
 
 def test_complaints(made: Made, tmp_path: Path) -> None:
@@ -84,10 +84,10 @@ def test_complaints(made: Made, tmp_path: Path) -> None:
     x = np.zeros((3, 1, 12, 12), np.uint8)
     for arrays, told in (
         ({"x": x}, "no array 'y'"),
-        ({"x": x, "y": np.array([0, 1, 4])}, "labels from 0 to 4"),
-        ({"x": x, "y": np.array([0, 1])}, "one whole number for each of the 3 samples"),
+        ({"x": x, "y": np.array([0, 1, 4])}, "unknown class '4': known: 0, 1, 2, 3"),
+        ({"x": x, "y": np.array([0, 1])}, "one whole number or name for each of the 3 samples"),
         ({"x": x, "y": np.array([0.0, 1.0, 2.0])}, "one whole number"),
-        ({"x": x[:1], "y": np.array([0])}, "one sample cannot be both"),
+        ({"x": x[:1], "y": np.array([0])}, "one sample cannot be split"),
         ({"x": x[:, :, 1:], "y": np.array([0, 1, 2])}, "has the shape"),
     ):
         np.savez(tmp_path / "new.npz", **arrays)
@@ -98,5 +98,5 @@ def test_complaints(made: Made, tmp_path: Path) -> None:
     (tmp_path / "new").mkdir()
     with pytest.raises(CoterieError, match="exists already"):
         adapt(run, tmp_path / "new.npz", tmp_path / "new")
-    with pytest.raises(CoterieError, match="epochs must be at least 0"):
+    with pytest.raises(CoterieError, match="local_epochs must be at least 0"):
         adapt(run, tmp_path / "new.npz", tmp_path / "other", epochs=-1)

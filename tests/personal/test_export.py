@@ -17,12 +17,10 @@ import coterie
 from coterie.core.errors import CoterieError
 from coterie.methods import METHODS
 from coterie.personal.export import export
-from coterie.personal.run import Run, load_run
-from coterie.personal.standalone import OneNetwork, standalone
+from coterie.runs.finding import load_run
+from coterie.runs.run import Run
 from tests import toy
 from tests.personal.conftest import Made
-
-PARTS = ("fedrod", "knn-per", "fedem", "gpfl", "fedreg")  # whose model is more than one network
 
 READER = """
 import sys, warnings
@@ -66,9 +64,11 @@ def check(paths: list[str]) -> None:
 def test_models_of_every_kind_run_elsewhere(made: Made, tmp_path: Path) -> None:
     """A datastore, a mixture, two heads; tables of numbers, BatchNorm with running statistics."""
     out = tmp_path / "heart"
-    coterie.run("fedrep", "mlp", coterie.load_clients("heart-disease"), rounds=1, epochs=1, where="looped", out=out)
+    coterie.run(
+        "fedrep", coterie.load_clients("heart-disease"), "mlp", rounds=1, local_epochs=1, backend="looped", out=out
+    )
     heart, out = load_run(out), tmp_path / "norm"
-    coterie.run(toy.method("ditto"), toy.network(True), toy.toy(), rounds=1, where="looped", out=out)
+    coterie.run(toy.method("ditto"), toy.toy(), toy.network(True), rounds=1, backend="looped", out=out)
     norm = load_run(out, toy.network(True))
     onnx = {"knn-per": made("knn-per")[0], "fedem": made("fedem")[0], "heart": heart}
     programs = {"fedrod": made("fedrod")[0], "norm": norm}
@@ -82,17 +82,6 @@ def test_models_of_every_kind_run_elsewhere(made: Made, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("form", "ending"), [("torch", ".pt2"), ("onnx", ".onnx")])
 def test_every_method_runs_elsewhere(form: str, ending: str, made: Made, tmp_path: Path) -> None:
     check([write(made(name)[0], 3, form, tmp_path / f"{name}{ending}") for name in METHODS])
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_what_is_exported_of_every_method(name: str, made: Made) -> None:
-    """The module that is written: one network where it is one, else every part that the prediction needs."""
-    run, result = made(name)
-    module = standalone(run.personal_model(3), run.shape, run.dtype)
-    assert isinstance(module, OneNetwork) == (name not in PARTS)
-    x, _ = result.data.test.client(3)
-    with torch.no_grad():
-        torch.testing.assert_close(module(x), result.personal_model(3)(x), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["apfl", "fedfomo", "fedbabu", "hypcluster"])
@@ -130,16 +119,16 @@ def test_torch_tells_what_it_is(made: Made, tmp_path: Path) -> None:
 
 
 class Moody(nn.Sequential):
-    """Does something else with bright images: no graph can say that."""
+    """Inverts bright images: control flow that no graph can express."""
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = super().forward(-x if x.mean() > 0 else x)
+        out: Tensor = super().forward(torch.stack([-one if one.mean() > 0 else one for one in x]))
         return out
 
 
 def test_a_network_that_is_no_graph(tmp_path: Path) -> None:
     network = nn.Sequential(Moody(nn.Flatten()), nn.Linear(144, toy.CLASSES))
-    coterie.run(toy.method("local"), network, toy.toy(), rounds=1, where="looped", out=tmp_path / "run")
+    coterie.run(toy.method("local"), toy.toy(), network, rounds=1, backend="looped", out=tmp_path / "run")
     run = load_run(tmp_path / "run", network)
     with pytest.raises(CoterieError, match=r"torch\.export cannot follow this network"):
         export(run, 0, "torch", tmp_path / "a.pt2")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,13 @@ from PIL import Image
 from torch import Tensor
 
 import coterie
-import coterie.core.samples
+import coterie.core.data
 from coterie.cli import main
 from coterie.core.errors import CoterieError
-from coterie.personal.run import Run, load_run
 from coterie.personal.samples import read_samples
 from coterie.personal.use import evaluate, predict, together
+from coterie.runs.finding import load_run
+from coterie.runs.run import Run
 from tests import toy
 from tests.personal.conftest import Made
 
@@ -91,10 +93,10 @@ def colour(tmp_path_factory: pytest.TempPathFactory) -> Run:
     path = tmp_path_factory.mktemp("colour") / "run"
     grey = toy.toy(augmented=False)
     splits = [
-        coterie.core.samples.Split(s.x[..., :10].expand(-1, 3, -1, -1), s.y, s.sizes) for s in (grey.train, grey.test)
+        coterie.core.data.Split(s.x[..., :10].expand(-1, 3, -1, -1), s.y, s.sizes) for s in (grey.train, grey.test)
     ]
-    data = coterie.core.samples.FederatedData("colour", toy.CLASSES, *splits)
-    coterie.run("local", "linear", data, rounds=1, epochs=1, where="looped", out=path)
+    data = coterie.core.data.FederatedData("colour", toy.CLASSES, *splits)
+    coterie.run("local", data, "linear", rounds=1, local_epochs=1, backend="looped", out=path)
     return load_run(path)
 
 
@@ -102,7 +104,7 @@ def colour(tmp_path_factory: pytest.TempPathFactory) -> Run:
     ("name", "content", "told"),
     [
         ("a.png", b"no image", "cannot be read as an image"),
-        ("a.csv", b"1,2,3\n", "sample 0: 3 columns; needed are 144 numbers"),
+        ("a.csv", b"1,2,3\n", "sample 0: 3 columns; expected 144 numbers"),
         ("a.csv", b"\n", "no samples"),
         ("a.csv", b",".join([b"1"] * 143 + [b"nan"]) + b"\n" + b",".join([b"x"] * 144), "sample 0: 'x'"),
         ("a.csv", b",".join([b"256"] * 144), "must be in 0..255"),
@@ -119,13 +121,13 @@ def test_bad_files(name: str, content: bytes, told: str, made: Made, tmp_path: P
 @pytest.mark.parametrize(
     ("arrays", "told"),
     [
-        ({"images": np.zeros((1, 1, 12, 12), np.uint8)}, "no array 'x' in it; there are: images"),
-        ({"x": np.zeros((1, 1, 11, 12), np.uint8)}, r"needed is \(samples, 1, 12, 12\)"),
+        ({"images": np.zeros((1, 1, 12, 12), np.uint8)}, "no array 'x'; it has: images"),
+        ({"x": np.zeros((1, 1, 11, 12), np.uint8)}, r"expected \(samples, 1, 12, 12\)"),
         ({"x": np.zeros((0, 1, 12, 12), np.uint8)}, "no samples"),
         ({"x": np.full((1, 12, 12), 1.5)}, "fractions must be in 0..1"),
         ({"x": np.full((1, 12, 12), np.nan)}, "not finite"),
         ({"x": np.full((1, 12, 12), "a")}, "not numbers"),
-        ({"x": np.full((1, 12, 12), None)}, "damaged"),  # would be unpickled
+        ({"x": np.full((1, 12, 12), None)}, "holds Python objects"),  # would be unpickled
     ],
 )
 def test_bad_arrays(arrays: dict[str, np.ndarray], told: str, made: Made, tmp_path: Path) -> None:
@@ -144,14 +146,19 @@ def test_fractions_are_the_same_images(made: Made, tmp_path: Path) -> None:
 
 def test_tables_take_no_images(tmp_path: Path) -> None:
     data = coterie.load_clients("heart-disease")
-    coterie.run("local", "linear", data, rounds=1, epochs=1, where="looped", out=tmp_path / "heart")
+    coterie.run("local", data, "linear", rounds=1, local_epochs=1, backend="looped", out=tmp_path / "heart")
     Image.new("L", (9, 9)).save(tmp_path / "a.png")
     run = load_run(tmp_path / "heart")
     with pytest.raises(CoterieError, match="not images; give"):
         read_samples(run, [tmp_path / "a.png"])
     patients = data.test.client(1)[0]
-    np.savetxt(tmp_path / "a.csv", patients.numpy(), delimiter=",")
-    torch.testing.assert_close(read_samples(run, [tmp_path / "a.csv"]).x, patients)
+    columns = data.transform.columns
+    rows = [",".join(column.name for column in columns)]
+    for patient in patients.tolist():
+        cells = [c.categories[int(v)] if c.categories and v == v else v for c, v in zip(columns, patient, strict=True)]
+        rows.append(",".join(map(str, cells)))
+    (tmp_path / "a.csv").write_text("\n".join(rows), encoding="utf-8")
+    torch.testing.assert_close(read_samples(run, [tmp_path / "a.csv"]).x, patients, equal_nan=True)
     assert predict(run, 1, read_samples(run, [tmp_path / "a.csv"]))[0]["classes"][0]["name"] in ("healthy", "disease")
 
 
@@ -171,7 +178,7 @@ def test_evaluate_gives_what_the_run_measured(
     federation = {name: settings.pop(name) for name in ("new_clients",) if name in settings}
     data = coterie.load_clients(num_clients=5, **sizes, **settings)
     out = tmp_path / "run"
-    result = coterie.run(method, "linear", data, rounds=2, epochs=1, where="looped", out=out, **federation)
+    result = coterie.run(method, data, "linear", rounds=2, local_epochs=1, backend="looped", out=out, **federation)
     measured = next(r for r in reversed(result.history) if (point, "test") in r.scores).scores[point, "test"]
     found = evaluate(load_run(out), range(len(measured.clients)))
     assert [int(e.confusion.diag().sum()) for e in found] == measured.correct.tolist()
@@ -201,10 +208,10 @@ def test_evaluate_complains(made: Made, tmp_path: Path) -> None:
     run, _ = made("fedper")
     np.savez(tmp_path / "a.npz", x=np.zeros((2, 1, 12, 12), np.uint8), y=np.array([0, 4]))
     for data, told in (
-        (None, "which it does not keep; name them with --data"),
-        (str(tmp_path / "a.npz"), "labels from 0 to 4, but classes are 0 to 3"),
+        (None, "does not keep the data.*pass them with --data"),
+        (str(tmp_path / "a.npz"), "unknown class '4': known: 0, 1, 2, 3"),
         (str(tmp_path / "b.npz"), "no such file"),
-        ("fashion-mnist-small", "samples of 1 x 28 x 28; the models of this run take 1 x 12 x 12"),
+        ("fashion-mnist-small", "samples of shape 1 x 28 x 28; the models of this run take 1 x 12 x 12"),
         ("nothing", "unknown dataset"),
     ):
         with pytest.raises(CoterieError, match=told):
@@ -217,15 +224,40 @@ def test_commands_speak_json(made: Made, samples: object, tmp_path: Path, capsys
     run, _ = made("fedper")
     main(["models", str(run.path), "--json"])
     assert [c["samples"] for c in json.loads(capsys.readouterr().out)] == list(toy.TRAIN_SIZES)
-    main(["predict", str(run.path), "--client", "3", str(tmp_path / "00.png"), "--top", "2", "--json"])
+    main(
+        [
+            "predict",
+            str(run.path),
+            "--client",
+            "3",
+            str(tmp_path / "00.png"),
+            "--top",
+            "2",
+            "--json",
+            "--model",
+            "tests.toy:network",
+        ]
+    )
     assert len(json.loads(capsys.readouterr().out)[0]["classes"]) == 2
-    main(["evaluate", str(run.path), "--client", "3,0", "--data", str(tmp_path / "some.npz"), "--json"])
+    main(
+        [
+            "evaluate",
+            str(run.path),
+            "--client",
+            "3,0",
+            "--data",
+            str(tmp_path / "some.npz"),
+            "--json",
+            "--model",
+            "tests.toy:network",
+        ]
+    )
     told = json.loads(capsys.readouterr().out)
     assert [c["client"] for c in told["clients"]] == [3, 0]
     assert sum(map(sum, told["clients"][0]["confusion"])) == 11
     with pytest.raises(SystemExit):
         main(["evaluate", str(run.path), "--client", "three"])
-    assert "numbers such as 3,5; not 'three'" in capsys.readouterr().err
+    assert "unknown client 'three': these clients have no names; clients are 0 to 4" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("full_last_round", [False, True])
@@ -235,10 +267,51 @@ def test_models_lists_what_evaluate_finds(
 ) -> None:
     """Whatever clients remember, and whether or not they train once more after the last round."""
     data = coterie.load_clients(num_clients=5, local_size=40, test_size=100)
-    how = coterie.Execution(clients="looped", processes=1)
-    settings = {"rounds": 2, "join_ratio": 0.4, "epochs": 2, "lr": 0.1, "full_last_round": full_last_round}
-    coterie.run(method, "mlp", data, where=how, out=tmp_path / "run", **settings)
+    how = coterie.Execution(backend="looped", processes=1)
+    settings = {"rounds": 2, "join_ratio": 0.4, "local_epochs": 2, "lr": 0.1, "full_last_round": full_last_round}
+    coterie.run(method, data, "mlp", backend=how, out=tmp_path / "run", **settings)
     main(["models", str(tmp_path / "run"), "--json"])
     listed = [client["accuracy"] for client in json.loads(capsys.readouterr().out)]
     main(["evaluate", str(tmp_path / "run"), "--json"])
     assert listed == [client["accuracy"] for client in json.loads(capsys.readouterr().out)["clients"]]
+
+
+def test_clients_are_found_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str], samples: object) -> None:
+    """In Python, in every command, in lists and in the names of files."""
+    names = ("Zürich", "basel", "3", "st. gallen, west", "genève")
+    data = replace(toy.toy(), client_names=names)
+    out, npz = str(tmp_path / "run"), str(tmp_path / "some.npz")
+    result = coterie.run(toy.method("fedper"), data, "mlp", rounds=1, backend="looped", out=out)
+    x = data.test.client(1)[0]
+    for one in (result, load_run(out)):
+        model = one.personal_model("basel")
+        assert (model.client, model.client_name) == (1, "basel")
+        assert torch.equal(model(x), one.personal_model(1)(x))
+        assert one.personal_model("3").client == 2  # a name comes before a number
+        assert one.personal_model(3).client_name == "st. gallen, west"
+        assert one.personal_model("4").client_name == "genève"
+        with pytest.raises(CoterieError, match="unknown client 'bassel': did you mean 'basel'"):
+            one.personal_model("bassel")
+    main(["models", out, "--json"])
+    assert [c["name"] for c in json.loads(capsys.readouterr().out)] == list(names)
+    main(["models", out])
+    assert "genève" in capsys.readouterr().out
+    main(["predict", out, "--client", "genève", npz])
+    assert "Client genève" in capsys.readouterr().out
+    main(["evaluate", out, "--client", "basel,genève", "--data", npz, "--json"])
+    assert [c["name"] for c in json.loads(capsys.readouterr().out)["clients"]] == ["basel", "genève"]
+    main(["evaluate", out, "--client", "st. gallen, west", "--data", npz, "--json"])
+    assert [c["client"] for c in json.loads(capsys.readouterr().out)["clients"]] == [3]
+    main(
+        ["export", out, "--client", "st. gallen, west", "--to", "safetensors", "--out", str(tmp_path / "a.safetensors")]
+    )
+    told = json.loads((tmp_path / "a.README.json").read_text())
+    assert (told["client"], told["client_name"]) == (3, "st. gallen, west")
+
+
+def test_two_clients_of_one_name_are_told_apart() -> None:
+    data = replace(toy.toy(), client_names=("a", "b", "a", "c", "d"))
+    result = coterie.run(toy.method("local"), data, toy.network(), rounds=1, backend="looped")
+    with pytest.raises(CoterieError, match="clients 0, 2 are all named 'a'; give the number"):
+        result.personal_model("a")
+    assert result.personal_model(2).client_name == "a"

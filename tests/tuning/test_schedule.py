@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from coterie.core.errors import CoterieError
-from coterie.tuning.schedule import Budget, Job, Ladder, Rung, Spent, Trial, halving
+from coterie.tuning.schedule import BudgetSpent, Job, SearchBudget, Stage, Stages, Trial, halving
+from coterie.tuning.space import Candidate
 from coterie.tuning.standings import ranked, untried
 
 SCORES = {  # candidate -> accuracy in percent after 1, 3 and 9 rounds
@@ -21,6 +22,12 @@ SCORES = {  # candidate -> accuracy in percent after 1, 3 and 9 rounds
     7: (40, 40, 40),
     8: (0, 0, 0),
 }
+
+
+def schedule_of(
+    stages: list[Stage], seeds: list[int], budget: SearchBudget, tried: list[Candidate] | None = None
+) -> Stages:
+    return Stages(tried or [{"lr": c} for c in range(stages[0].candidates)], stages, seeds, budget)
 
 
 def fake(seconds: float = 0.0) -> tuple[Callable[[Job], Trial], list[Job]]:
@@ -45,7 +52,7 @@ def fake(seconds: float = 0.0) -> tuple[Callable[[Job], Trial], list[Job]]:
         (2, 100, 3, [(2, 100)]),
     ],
 )
-def test_rungs(candidates: int, rounds: int, eta: int, expected: list[tuple[int, int]]) -> None:
+def test_stages(candidates: int, rounds: int, eta: int, expected: list[tuple[int, int]]) -> None:
     assert halving(candidates, rounds, eta) == expected
 
 
@@ -56,45 +63,45 @@ def test_eta_of_one_would_never_end() -> None:
 
 def test_halving_in_order() -> None:
     """By hand: after 1 round 1, 5, 3 lead; after 3 rounds 3 leads; 2 and 5 would have been better in the end."""
-    ladder, (train, asked) = Ladder(halving(9, 9, 3), [0], Budget()), fake()
+    schedule, (train, asked) = schedule_of(halving(9, 9, 3), [0], SearchBudget()), fake()
     dropped: list[int] = []
-    ladder.climb(train, dropped.append)
+    schedule.run(train, dropped.append)
     assert asked == [*(Job(c, 0, 1) for c in range(9)), Job(1, 0, 3), Job(5, 0, 3), Job(3, 0, 3), Job(3, 0, 9)]
     assert dropped == [0, 2, 4, 6, 7, 8, 1, 5, 3]
-    order = [s.number for s in ranked(ladder, [{"lr": c} for c in range(9)])]
+    order = [s.number for s in ranked(schedule)]
     assert order == [3, 5, 1, 0, 7, 6, 2, 4, 8]
-    assert (ladder.untried, ladder.unclimbed) == ([], 0)
+    assert (schedule.untried, schedule.later) == ([], [])
 
 
 def test_the_earlier_one_wins_a_tie() -> None:
-    ladder = Ladder(halving(4, 4, 2), [0], Budget())
+    schedule = schedule_of(halving(4, 4, 2), [0], SearchBudget())
     asked: list[Job] = []
 
     def same(job: Job) -> Trial:
         asked.append(job)
         return Trial(job, 0.5, job.rounds, 0.0)
 
-    ladder.climb(same)
+    schedule.run(same)
     assert [job.candidate for job in asked] == [0, 1, 2, 3, 0, 1, 0]
 
 
 def test_what_is_known_is_not_asked_again() -> None:
     """However the search was cut, the rest is what an uncut one would have done."""
-    whole, (train, asked) = Ladder(halving(9, 9, 3), [0], Budget()), fake()
-    whole.climb(train)
+    whole, (train, asked) = schedule_of(halving(9, 9, 3), [0], SearchBudget()), fake()
+    whole.run(train)
     for cut in range(len(asked) + 1):
-        again, (train, more) = Ladder(halving(9, 9, 3), [0], Budget()), fake()
+        again, (train, more) = schedule_of(halving(9, 9, 3), [0], SearchBudget()), fake()
         again.know(whole.trials[job] for job in asked[:cut])
-        again.climb(train)
+        again.run(train)
         assert asked[:cut] + more == asked
         assert again.trials == whole.trials
 
 
 def test_the_mean_over_seeds_decides() -> None:
     table = {(0, 0): 0.9, (0, 1): 0.1, (1, 0): 0.6, (1, 1): 0.6}
-    ladder = Ladder([Rung(2, 5)], [0, 1], Budget())
-    ladder.climb(lambda job: Trial(job, table[job.candidate, job.seed], 5, 1.5))
-    first, second = ranked(ladder, [{"lr": 0.1}, {"lr": 0.2}])
+    schedule = schedule_of([Stage(2, 5)], [0, 1], SearchBudget())
+    schedule.run(lambda job: Trial(job, table[job.candidate, job.seed], 5, 1.5))
+    first, second = ranked(schedule)
     assert (first.number, first.accuracies, first.seconds) == (1, {0: 0.6, 1: 0.6}, 3.0)
     assert second.spread is not None
     assert second.spread.mean == pytest.approx(0.5)
@@ -102,7 +109,7 @@ def test_the_mean_over_seeds_decides() -> None:
 
 
 def test_what_fails_never_goes_on() -> None:
-    ladder = Ladder(halving(4, 4, 2), [0, 1], Budget())
+    schedule = schedule_of(halving(4, 4, 2), [0, 1], SearchBudget())
     asked: list[Job] = []
 
     def train(job: Job) -> Trial:
@@ -111,10 +118,10 @@ def test_what_fails_never_goes_on() -> None:
             return Trial(job, None, 0, 0.0, "diverged")
         return Trial(job, 0.1, job.rounds, 0.0)
 
-    ladder.climb(train)
-    rungs = [(0, 0, 1), (1, 0, 1), (2, 0, 1), (2, 1, 1), (3, 0, 1), (2, 0, 2), (2, 1, 2), (2, 0, 4), (2, 1, 4)]
-    assert asked == rungs  # no second seed for those, and only one that goes on
-    standings = ranked(ladder, [{"lr": c} for c in range(4)])
+    schedule.run(train)
+    jobs = [(0, 0, 1), (1, 0, 1), (2, 0, 1), (2, 1, 1), (3, 0, 1), (2, 0, 2), (2, 1, 2), (2, 0, 4), (2, 1, 4)]
+    assert asked == jobs  # no second seed for those, and only one that goes on
+    standings = ranked(schedule)
     assert [s.number for s in standings] == [2, 0, 1, 3]
     assert [s.failed for s in standings] == [None, "diverged", "diverged", "diverged"]
 
@@ -122,53 +129,53 @@ def test_what_fails_never_goes_on() -> None:
 @pytest.mark.parametrize(("rounds", "done"), [(9, 0), (10, 1), (39, 3), (40, 4), (79, 7), (80, 8), (None, 8)])
 def test_rounds_of_a_grid(rounds: int | None, done: int) -> None:
     """4 settings, 2 seeds, 10 rounds each: 80."""
-    ladder = Ladder([Rung(4, 10)], [0, 1], Budget(rounds=rounds))
-    ladder.climb(lambda job: Trial(job, 0.5, 10, 0.0))
+    schedule = schedule_of([Stage(4, 10)], [0, 1], SearchBudget(rounds=rounds))
+    schedule.run(lambda job: Trial(job, 0.5, 10, 0.0))
     every = [Job(c, seed, 10) for c in range(4) for seed in (0, 1)]
-    assert list(ladder.trials) == every[:done]
-    assert ladder.untried == every[done:]
+    assert list(schedule.trials) == every[:done]
+    assert schedule.untried == every[done:]
 
 
 @pytest.mark.parametrize(("rounds", "done"), [(8, 8), (9, 9), (10, 9), (11, 10), (15, 12), (20, 12), (21, 13)])
 def test_rounds_of_halving(rounds: int, done: int) -> None:
     """9 trials of 1 round; 3 that go on from 1 to 3: 6 more; one from 3 to 9: 6 more. Together 21, not 27."""
-    ladder, (train, _) = Ladder(halving(9, 9, 3), [0], Budget(rounds=rounds)), fake()
-    ladder.climb(train)
-    assert len(ladder.trials) == done
-    assert bool(ladder.untried) == (done < 13)
+    schedule, (train, _) = schedule_of(halving(9, 9, 3), [0], SearchBudget(rounds=rounds)), fake()
+    schedule.run(train)
+    assert len(schedule.trials) == done
+    assert bool(schedule.untried) == (done < 13)
 
 
 def test_what_was_not_tried_is_said() -> None:
-    ladder, (train, _) = Ladder(halving(9, 9, 3), [0], Budget(rounds=11)), fake()
-    ladder.climb(train)
-    settings = [{"lr": float(c), "keep": True} for c in range(9)]
-    assert untried(ladder, settings) == [
-        "lr=5.0 keep=true (3 rounds)",
-        "lr=3.0 keep=true (3 rounds)",
+    settings = [{"lr": float(c), "keep_momentum": True} for c in range(9)]
+    schedule, (train, _) = schedule_of(halving(9, 9, 3), [0], SearchBudget(rounds=11), settings), fake()
+    schedule.run(train)
+    assert untried(schedule) == [
+        "lr=5.0 keep_momentum=true (3 rounds)",
+        "lr=3.0 keep_momentum=true (3 rounds)",
         "then the best 1 with 9 rounds",
     ]
-    assert [s.number for s in ranked(ladder, settings)][:3] == [1, 5, 3]  # the only one with 3 rounds, then by accuracy
+    assert [s.number for s in ranked(schedule)][:3] == [1, 5, 3]  # the only one with 3 rounds, then by accuracy
 
 
 def test_rounds_of_a_failure_are_those_that_it_reached() -> None:
     """3 of 10 rounds, so 17 are left for one more."""
-    ladder = Ladder([Rung(3, 10)], [0], Budget(rounds=20))
-    ladder.climb(lambda job: Trial(job, 0.5, 10, 0.0) if job.candidate else Trial(job, None, 3, 0.0, "diverged"))
-    assert [job.candidate for job in ladder.trials] == [0, 1]
+    schedule = schedule_of([Stage(3, 10)], [0], SearchBudget(rounds=20))
+    schedule.run(lambda job: Trial(job, 0.5, 10, 0.0) if job.candidate else Trial(job, None, 3, 0.0, "diverged"))
+    assert [job.candidate for job in schedule.trials] == [0, 1]
 
 
 def test_time() -> None:
     """40 s each, of 100: they begin at 0, 40 and 80."""
-    ladder, (train, asked) = Ladder([Rung(9, 1)], [0], Budget(seconds=100)), fake(seconds=40.0)
-    ladder.climb(train)
+    schedule, (train, asked) = schedule_of([Stage(9, 1)], [0], SearchBudget(seconds=100)), fake(seconds=40.0)
+    schedule.run(train)
     assert [job.candidate for job in asked] == [0, 1, 2]
-    assert len(ladder.untried) == 6
+    assert len(schedule.untried) == 6
 
 
 def test_a_trial_may_end_the_search_itself() -> None:
     def spent(job: Job) -> Trial:
-        raise Spent
+        raise BudgetSpent
 
-    ladder = Ladder([Rung(2, 1)], [0], Budget())
-    ladder.climb(spent)
-    assert ladder.untried == [(0, 0, 1), (1, 0, 1)]
+    schedule = schedule_of([Stage(2, 1)], [0], SearchBudget())
+    schedule.run(spent)
+    assert schedule.untried == [(0, 0, 1), (1, 0, 1)]

@@ -11,7 +11,7 @@ import pytest
 from coterie.core.errors import CoterieError
 from coterie.methods.ditto import Ditto
 from coterie.methods.fedpac import FedPAC
-from coterie.tuning.space import Span, candidates, draws, read_space, shown
+from coterie.tuning.space import Span, candidates, check_search, draws, read_space, shown
 
 
 def space(**over: Any) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def test_values_have_the_type_of_the_setting() -> None:
 
 def test_a_setting_may_be_called_as_its_flag() -> None:
     assert space(**{"local-epochs": "1,2", "batch_size": [10], "lr_decay": "0.9"}) == {
-        "epochs": [1, 2], "batch": [10], "lr_decay": [0.9],
+        "local_epochs": [1, 2], "batch_size": [10], "lr_decay": [0.9],
     }  # fmt: skip
 
 
@@ -49,11 +49,11 @@ def test_ranges() -> None:
     assert (lr.draw(0.0), lr.draw(0.5), lr.draw(1 - 1e-12)) == (0.001, 0.01, 0.1)
     assert [epochs.draw(k / 10) for k in range(10)] == list(range(1, 11))
     assert epochs.draw(1 - 1e-12) == 10
-    assert space(lr="0.001..0.1", epochs="1..10") == {"lr": lr, "epochs": epochs}
+    assert space(lr="0.001..0.1", local_epochs="1..10") == {"lr": lr, "local_epochs": epochs}
 
 
 def test_random() -> None:
-    made = space(lr="0.001..0.1", epochs="1..10", combine="true,false")
+    made = space(lr="0.001..0.1", local_epochs="1..10", combine="true,false")
     found = draws(made, 2000, 3)
     assert found == draws(made, 2000, 3)
     assert found != draws(made, 2000, 4)
@@ -61,15 +61,16 @@ def test_random() -> None:
     logs = sorted(math.log10(c["lr"]) for c in found)
     expected = [-3 + 2 * k / 2000 for k in range(2000)]
     assert max(abs(a - b) for a, b in zip(logs, expected, strict=True)) / 2 < 1.63 / 2000**0.5  # Kolmogorov, 1 %
-    counts = [sum(c["epochs"] == e for c in found) for e in range(1, 11)]
+    counts = [sum(c["local_epochs"] == e for c in found) for e in range(1, 11)]
     assert sum((n - 200) ** 2 / 200 for n in counts) < 21.67  # chi-squared, 9 degrees of freedom, 1 %
     assert all(float(str(c["lr"])) == float(f"{c['lr']:.4g}") == c["lr"] for c in found)
 
 
 def test_random_ends_when_there_is_nothing_new() -> None:
-    found = candidates(space(epochs="1..2", combine="true,false"), "random", 50, 0)
+    found = candidates(space(local_epochs="1..2", combine="true,false"), "random", 50, 0)
     assert sorted(shown(c) for c in found) == [
-        "epochs=1 combine=false", "epochs=1 combine=true", "epochs=2 combine=false", "epochs=2 combine=true",
+        "local_epochs=1 combine=false", "local_epochs=1 combine=true",
+        "local_epochs=2 combine=false", "local_epochs=2 combine=true",
     ]  # fmt: skip
 
 
@@ -85,22 +86,22 @@ def test_halving_takes_a_grid_or_draws() -> None:
         ({}, "nothing to search"),
         ({"algin": "1"}, "unknown setting of FedPAC 'algin': did you mean 'align'"),
         ({"train": "1"}, "unknown setting"),
-        ({"rounds": "1,2"}, "rounds is not searched"),
-        ({"seed": "1,2"}, "the best seed is only luck"),
-        ({"lr": "fast"}, "lr is a finite number, not 'fast'"),
-        ({"lr": "nan"}, "lr is a finite number, not nan"),
-        ({"lr": [True]}, "lr is a finite number, not True"),
-        ({"lr": []}, "lr: give a list of values to try"),
-        ({"lr": 0.1}, "lr: give a list of values to try, not 0.1"),
+        ({"rounds": "1,2"}, "rounds cannot be searched"),
+        ({"seed": "1,2"}, "the best seed is luck"),
+        ({"lr": "fast"}, "lr must be a finite number, got 'fast'"),
+        ({"lr": "nan"}, "lr must be a finite number, got nan"),
+        ({"lr": [True]}, "lr must be a finite number, got True"),
+        ({"lr": []}, "lr: expected a list of values"),
+        ({"lr": 0.1}, "lr: expected a list of values, got 0.1"),
         ({"lr": "0.1,,1"}, "a value is missing"),
-        ({"epochs": "1.5"}, "epochs is a whole number, not '1.5'"),
-        ({"epochs": [1.0]}, "epochs is a whole number, not 1.0"),
-        ({"epochs": "1,2", "local_epochs": "3"}, "epochs is named twice"),
-        ({"combine": "perhaps"}, "combine is true or false, not 'perhaps'"),
-        ({"combine": [1]}, "combine is true or false, not 1"),
-        ({"lr": "1..0.1"}, "from the smaller number to the larger"),
-        ({"lr": "0..0.1"}, "begins above 0"),
-        ({"lr": "0.1..x"}, "lr is a finite number, not 'x'"),
+        ({"local_epochs": "1.5"}, "local_epochs must be a whole number, got '1.5'"),
+        ({"local_epochs": [1.0]}, "local_epochs must be a whole number, got 1.0"),
+        ({"local_epochs": "1,2", "local-epochs": "3"}, "local_epochs is named twice"),
+        ({"combine": "perhaps"}, "combine must be true or false, got 'perhaps'"),
+        ({"combine": [1]}, "combine must be true or false, got 1"),
+        ({"lr": "1..0.1"}, "must be the smaller one"),
+        ({"lr": "0..0.1"}, "must start above 0"),
+        ({"lr": "0.1..x"}, "lr must be a finite number, got 'x'"),
         ({"combine": "true..false"}, "only numbers have a range"),
         ({"lr_steps": "5:0.1,7:0.2"}, "search it in Python"),
     ],
@@ -115,13 +116,17 @@ def test_what_is_refused(over: dict[str, Any], said: str) -> None:
     ("search", "trials", "said"),
     [
         ("gird", None, "unknown search 'gird': did you mean 'grid'"),
-        ("grid", None, "lr is a range, and a grid needs values"),
-        ("random", 0, "trials must be at least 1, not 0"),
+        ("grid", None, "lr is a range; list its values"),
+        ("random", 0, "trials must be at least 1, got 0"),
     ],
 )
 def test_what_does_not_fit_the_search(search: str, trials: int | None, said: str) -> None:
-    with pytest.raises(CoterieError) as refused:
+    def draw() -> None:
+        check_search(search, trials)
         candidates(space(lr="0.1..1"), search, trials, 0)
+
+    with pytest.raises(CoterieError) as refused:
+        draw()
     assert said in str(refused.value)
     with pytest.raises(CoterieError, match="a grid tries all combinations"):
         candidates(space(lr="0.1,1"), "grid", 3, 0)

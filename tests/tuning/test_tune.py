@@ -22,20 +22,21 @@ import torch
 
 import coterie
 from coterie.cli import main, make_parser
-from coterie.core import order
+from coterie.core.data import FederatedData, Split
 from coterie.core.errors import CoterieError
-from coterie.core.samples import FederatedData, Split
+from coterie.core.random import participants
 from coterie.data.gather import folded, set_aside
 from coterie.federation import Round
 from coterie.federation.newcomers import keep_out
-from coterie.federation.stopping import Stopped
 from coterie.methods import METHODS
+from coterie.runs.stopping import Stopped
 from coterie.tuning import Tuned, trials
+from coterie.tuning.space import SEARCHES
 from tests import toy
 
 SIZES = (20, 10, 30, 15, 2)
-HERE = coterie.Execution(clients="looped", processes=1)
-SETTINGS: dict[str, Any] = {"epochs": 1, "batch": 10, "momentum": 0.0, "rounds": 4, "where": HERE}
+HERE = coterie.Execution(backend="looped", processes=1)
+SETTINGS: dict[str, Any] = {"local_epochs": 1, "batch_size": 10, "momentum": 0.0, "rounds": 4, "backend": HERE}
 
 
 def clients() -> FederatedData:
@@ -43,7 +44,7 @@ def clients() -> FederatedData:
 
 
 def tune(out: Path, over: dict[str, Any], method: str = "fedavg", **changes: Any) -> Tuned:
-    told: dict[str, Any] = {"clients": clients(), "model": toy.network(), "final": False, **SETTINGS, **changes}
+    told: dict[str, Any] = {"data": clients(), "model": toy.network(), "final": False, **SETTINGS, **changes}
     return coterie.tune(method, over, out=out, **{name: value for name, value in told.items() if name not in over})
 
 
@@ -116,18 +117,18 @@ def test_a_grid_finds_the_planted_best(tmp_path: Path) -> None:
     for standing in tuned.standings:
         for seed, accuracy in standing.accuracies.items():
             data = set_aside(clients(), 0.2)
-            result = coterie.run("fedavg", toy.network(), data, seed=seed, **SETTINGS | standing.settings)
+            result = coterie.run("fedavg", data, toy.network(), seed=seed, **SETTINGS | standing.settings)
             assert result.history.curve("pre", "validation")[-1][1] == accuracy
     assert tuned.standings[2].accuracies == tuned.standings[3].accuracies  # those that learn nothing are alike
 
 
 def test_the_test_samples_are_not_even_read(tmp_path: Path) -> None:
     data = replace(clients(), test=Sealed())  # type: ignore[arg-type]
-    for search in ("grid", "random", "halving"):
-        tuned = tune(tmp_path / search, {"lr": [0.01, 0.05, 0.1]}, clients=data, search=search)
+    for search in SEARCHES:
+        tuned = tune(tmp_path / search, {"lr": [0.01, 0.05, 0.1]}, data=data, search=search)
         assert len(tuned.standings) == 3
     with pytest.raises(AssertionError, match="test samples was read"):  # the seal works
-        tune(tmp_path / "grid", {"lr": [0.01, 0.05, 0.1]}, clients=data, final=True)
+        tune(tmp_path / "grid", {"lr": [0.01, 0.05, 0.1]}, data=data, final=True)
 
 
 def test_other_test_labels_change_the_test_only(tmp_path: Path) -> None:
@@ -135,7 +136,7 @@ def test_other_test_labels_change_the_test_only(tmp_path: Path) -> None:
     poisoned = replace(data, test=replace(data.test, y=(data.test.y + 1) % data.classes))
     over = {"lr": [0.001, 0.05]}
     a, b = (
-        tune(tmp_path / str(i), over, clients=d, final=True, epochs=4, momentum=0.9)
+        tune(tmp_path / str(i), over, data=d, final=True, local_epochs=4, momentum=0.9)
         for i, d in enumerate((data, poisoned))
     )
     assert numbers(a) == numbers(b)
@@ -147,8 +148,8 @@ def test_other_test_labels_change_the_test_only(tmp_path: Path) -> None:
 def test_validation_samples_that_came_with_the_data_are_used(tmp_path: Path) -> None:
     """And the last run trains on them too."""
     data = toy.toy(train=(20, 20, 20), test=(5, 5, 5), validation=(4, 6, 8), augmented=False)
-    tuned = tune(tmp_path / "t", {"lr": [0.1]}, clients=data, final=True)
-    run = coterie.run("fedavg", toy.network(), data, lr=0.1, **SETTINGS)
+    tuned = tune(tmp_path / "t", {"lr": [0.1]}, data=data, final=True)
+    run = coterie.run("fedavg", data, toy.network(), lr=0.1, **SETTINGS)
     assert tuned.standings[0].accuracies == {0: run.history.curve("pre", "validation")[-1][1]}
     config = json.loads((tmp_path / "t" / "best-0000" / "config.json").read_text())
     assert config["data"]["train_sizes"] == [24, 26, 28]
@@ -158,14 +159,14 @@ def test_new_clients_have_no_part_in_the_choice(tmp_path: Path) -> None:
     tuned = tune(tmp_path / "t", {"lr": [0.1]}, new_clients=0.4, seeds=2)
     for seed, accuracy in tuned.standings[0].accuracies.items():
         known, _ = keep_out(set_aside(clients(), 0.2), 0.4, 0)  # those of the last run, whatever the seed
-        run = coterie.run("fedavg", toy.network(), known, lr=0.1, seed=seed, **SETTINGS)
+        run = coterie.run("fedavg", known, toy.network(), lr=0.1, seed=seed, **SETTINGS)
         assert run.history.curve("pre", "validation")[-1][1] == accuracy
 
 
 @pytest.mark.parametrize(
     ("method", "title", "point", "trained"),
     [
-        ("fedavg-ft", "FedAvg-FT", "finished", [1, 1, 2, 2, 3, 4, 4]),  # at the end of each rung, the fine-tuning
+        ("fedavg-ft", "FedAvg-FT", "finished", [1, 1, 2, 2, 3, 4, 4]),  # at the end of each stage, the fine-tuning
         ("ditto", "Ditto", "post", [1, 2, 3, 4]),
         ("scaffold", "SCAFFOLD", "pre", [1, 2, 3, 4]),
     ],
@@ -173,14 +174,14 @@ def test_new_clients_have_no_part_in_the_choice(tmp_path: Path) -> None:
 def test_halving_goes_on_exactly(method: str, title: str, point: str, trained: list[int], tmp_path: Path) -> None:
     """No round is trained twice, and what comes out is as if it had been trained in one go."""
     rounds, over = Rounds(), {"lr": [0.0, 0.05, 0.1, 0.02]}
-    how: dict[str, Any] = {"join_ratio": 0.6, "full_last_round": False, "epochs": 1}
+    how: dict[str, Any] = {"join_ratio": 0.6, "full_last_round": False, "local_epochs": 1}
     tuned = tune(tmp_path / "t", over, method, watching=rounds, search="halving", eta=2, **how)
     best, second = tuned.standings[:2]
     assert (best.rounds, second.rounds) == (4, 2)
     assert rounds.seen[f"{title} lr={best.settings['lr']} seed 0, validation"] == trained
     for standing in (best, second):
         settings = {**SETTINGS, **how, **standing.settings, "rounds": standing.rounds}
-        run = coterie.run(method, toy.network(), set_aside(clients(), 0.2), **settings)
+        run = coterie.run(method, set_aside(clients(), 0.2), toy.network(), **settings)
         assert standing.accuracies == {0: run.history.curve(point, "validation")[-1][1]}
     assert not list((tmp_path / "t" / "checkpoints").iterdir())
 
@@ -199,11 +200,11 @@ def test_another_search_is_refused(tmp_path: Path) -> None:
         ({"lr": [0.01, 0.2]}, {}, "over.lr was [0.01, 0.1] and is [0.01, 0.2]"),
         ({"lr": [0.01, 0.1]}, {"rounds": 5}, "rounds was 4 and is 5"),
         ({"lr": [0.01, 0.1]}, {"validation": 0.3}, "validation was 0.2 and is 0.3"),
-        ({"lr": [0.01, 0.1]}, {"clients": toy.toy(train=SIZES[::-1], augmented=False)}, "data was"),
+        ({"lr": [0.01, 0.1]}, {"data": toy.toy(train=SIZES[::-1], augmented=False)}, "data was"),
     ):
         with pytest.raises(CoterieError) as refused:
             tune(tmp_path / "t", over, **changes)
-        assert "this is not the search that was begun" in str(refused.value)
+        assert "this is not the search that was started" in str(refused.value)
         assert said in str(refused.value)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("precious")
@@ -212,7 +213,7 @@ def test_another_search_is_refused(tmp_path: Path) -> None:
 
 
 def test_divergence_is_a_result(tmp_path: Path) -> None:
-    tuned = tune(tmp_path / "t", {"lr": [1e30, 0.1]}, seeds=2, clients=toy.toy(train=(20, 30, 25), test=(9, 9, 9)))
+    tuned = tune(tmp_path / "t", {"lr": [1e30, 0.1]}, seeds=2, data=toy.toy(train=(20, 30, 25), test=(9, 9, 9)))
     assert tuned.best == {"lr": 0.1}
     assert tuned.standings[1].failed is not None
     assert "no client sent a finite update" in tuned.standings[1].failed
@@ -225,12 +226,12 @@ def test_divergence_is_a_result(tmp_path: Path) -> None:
 def test_a_choice_needs_somebody_to_measure(tmp_path: Path) -> None:
     """Only client 2 has samples to set aside; in this round it does not train, and Ditto is measured after training."""
     data = toy.toy(train=(1, 1, 20), test=(3, 3, 3))
-    seed = next(s for s in range(99) if order.participants(s, 0, 3, 1).item() != 2)
-    how: dict[str, Any] = {"seed": seed, "join_ratio": 0.34, "full_last_round": False, "rounds": 1, "clients": data}
+    seed = next(s for s in range(99) if participants(s, 0, 3, 1).item() != 2)
+    how: dict[str, Any] = {"seed": seed, "join_ratio": 0.34, "full_last_round": False, "rounds": 1, "data": data}
     with pytest.raises(CoterieError, match="no client that was measured after the last round has validation samples"):
         tune(tmp_path / "t", {"lr": [0.1]}, "ditto", **how)
     with pytest.raises(CoterieError, match="no client has two different training samples"):
-        tune(tmp_path / "u", {"lr": [0.1]}, clients=toy.toy(train=(1, 1), test=(3, 3)))
+        tune(tmp_path / "u", {"lr": [0.1]}, data=toy.toy(train=(1, 1), test=(3, 3)))
 
 
 def test_time_ends_a_trial_between_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +257,7 @@ def test_time_ends_a_trial_between_rounds(tmp_path: Path, monkeypatch: pytest.Mo
     tuned = tune(tmp_path / "t", over, watching=more)
     assert more.seen["FedAvg lr=0.1 seed 0, validation"] == [3, 4, 4]
     assert numbers(tuned) == numbers(tune(tmp_path / "whole", over))
-    with pytest.raises(CoterieError, match="ended before one setting was measured; for rounds, one takes 4"):
+    with pytest.raises(CoterieError, match="ended before one setting was measured; one takes 4 rounds"):
         tune(tmp_path / "nothing", over, budget_rounds=3)
 
 
@@ -270,7 +271,7 @@ def test_ctrl_c_ends_the_round_and_the_search_goes_on(tmp_path: Path, monkeypatc
     monkeypatch.setattr(rounds, "after", press)
     with pytest.raises(Stopped) as stop:
         tune(tmp_path / "t", over, "scaffold", watching=rounds)
-    assert str(stop.value) == f"stopped; coterie.tune with out='{tmp_path / 't'}' goes on"
+    assert str(stop.value) == f"stopped; coterie.tune with out='{tmp_path / 't'}' resumes it"
     assert list(rounds.seen.values()) == [[1, 2, 3, 4], [1, 2]]
     more = Rounds()
     tuned = tune(tmp_path / "t", over, "scaffold", watching=more)
@@ -289,7 +290,7 @@ TINY = [
     "mlp",
     "--processes",
     "1",
-    "--clients",
+    "--backend",
     "looped",
 ]
 
@@ -300,10 +301,10 @@ def asked(out: Path, *more: str) -> list[str]:
 
 DEADLY = """
 import os, pathlib, signal, sys, time
-from coterie import display
+from coterie.api import progress
 from coterie.cli import main
 
-class Deadly(display.Lines):
+class Deadly(progress.Lines):
     def __call__(self, record):
         saved = pathlib.Path(sys.argv[1], "checkpoints", "0000-seed1")
         if "seed 1" in self.title and record.number == 5:
@@ -311,7 +312,7 @@ class Deadly(display.Lines):
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
 
-display.watcher = Deadly
+progress.watcher = Deadly
 main(sys.argv[2:])
 """
 
@@ -412,16 +413,16 @@ def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "say what to search"),
-        (["fedpac"], "say what to search"),
+        ([], "give a method and what to search"),
+        (["fedpac"], "give a method and what to search"),
         (["fedpak", "--over", "lr=1"], "unknown method 'fedpak': did you mean 'fedpac'"),
         (["fedpac", "--over", "lr"], "'lr' is not one"),
-        (["fedpac", "--over", "lr=1", "lr=2"], "lr is named twice"),
+        (["fedpac", "--over", "lr=1", "lr=2"], "lr is given twice"),
         (["fedpac", "--over", "lr=-1,0.1"], "lr=-1.0: lr must be at least 0"),
         (["fedpac", "--over", "lr=0.1", "--lr", "0.2"], "lr is both set and searched"),
         (["fedpac", "--over", "lr=0.1", "--validation", "0"], "validation is 0.0: it must be above 0"),
         (["fedpac", "--over", "lr=0.1", "--seeds", "0"], "seeds must be at least 1"),
-        (["fedpac", "--over", "lr=0.1", "--budget-rounds", "0"], "a budget of 0 rounds allows nothing"),
+        (["fedpac", "--over", "lr=0.1", "--budget-rounds", "0"], "the budget must be positive, got 0 rounds"),
         (["--resume", "nowhere"], "it has no search.json"),
     ],
 )

@@ -1,20 +1,27 @@
-"""The parts joined: names become data, models and methods, and a run becomes a result."""
+"""What `import coterie` offers: names become data, models and methods, and a run becomes a result."""
 
-from coterie.api.about import describe, facts, fingerprint, portrait
-from coterie.api.data import RULE_SETTINGS, DataSettings, find_data, load_clients
-from coterie.api.execution import Execution, fastest, make_network, place, ready
-from coterie.api.methods import choose, make_method, method_name
-from coterie.api.running import drive, guarantee, run
+from coterie.api.data import RULE_SETTINGS, VARY, DataSettings, find_data, load_clients
+from coterie.api.methods import About, choose, federate, make_method, resolve
+from coterie.api.public import run
+from coterie.api.running import drive, execute, guarantee
+from coterie.execution.choice import Execution, fastest, place, ready
+from coterie.methods import method_name
+from coterie.models import make_network
+from coterie.runs.describe import describe, facts, fingerprint, portrait
 
 __all__ = [
     "RULE_SETTINGS",
+    "VARY",
+    "About",
     "DataSettings",
     "Execution",
     "choose",
     "describe",
     "drive",
+    "execute",
     "facts",
     "fastest",
+    "federate",
     "find_data",
     "fingerprint",
     "guarantee",
@@ -25,5 +32,6 @@ __all__ = [
     "place",
     "portrait",
     "ready",
+    "resolve",
     "run",
 ]

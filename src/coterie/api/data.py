@@ -1,4 +1,4 @@
-"""Which data a federation has, by the names that a user gives."""
+"""The data of a federation, by the names that a user gives."""
 
 from __future__ import annotations
 
@@ -8,73 +8,119 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from coterie.core.errors import unknown
-from coterie.core.samples import FederatedData
-from coterie.data import PARTITIONS, Dataset, Partition, divide, load, normalised, transform
+from coterie.api.protocols import preset
+from coterie.core.data import FederatedData
+from coterie.core.errors import CoterieError, unknown
+from coterie.data import PARTITIONS, Dataset, Partition, divide, filled, load, normalised, transform
 from coterie.data import federate as gather
-from coterie.data.own import Reading, is_path, read_own
-from coterie.protocols import preset
+from coterie.data.settings import at_least
+from coterie.data.user import Reading, is_path, read_own
 
+VARY = "vary"
 RULE_SETTINGS = ("num_clients", "alpha", "noniid_s", "local_size", "test_size", "min_size")
 
 
 @dataclass(frozen=True)
 class DataSettings(Reading):
-    """Which data, and how they come to the clients. What a partition rule does not ask for must stay unset."""
+    """Which data, and how they are divided among clients. Settings that a partition rule does not take stay unset."""
 
     dataset: str = field(
         default="fashion-mnist-small",
-        metadata={"help": "dataset (`coterie data` lists them), or the path of data of your own"},
+        metadata={"help": "dataset (`coterie data` lists them), or the path of your own data"},
     )
     data_dir: str | None = field(default=None, metadata={"help": "folder with datasets (or set COTERIE_DATA)"})
-    protocol: str = field(default="pac", metadata={"help": "defaults as in a paper: pac, reg, crc or akd"})
-    partition: str | None = field(default=None, metadata={"help": "partition rule, or a partition.npz of a run"})
-    num_clients: int | None = field(
-        default=None, metadata={"help": "number of clients", "flags": ("num-clients", "nc")}
+    protocol: str = field(
+        default="pac", metadata={"help": "paper whose settings are the defaults: pac, reg, crc or akd"}
     )
+    partition: str | None = field(default=None, metadata={"help": "partition rule, or a partition.npz of a run"})
+    num_clients: int | None = field(default=None, metadata={"help": "number of clients", "short": ("nc",)})
     alpha: float | None = field(default=None, metadata={"help": "Dirichlet parameter; smaller is more uneven"})
     noniid_s: float | None = field(
-        default=None, metadata={"help": "percent of a client's samples that are spread evenly over classes"}
+        default=None, metadata={"help": "percent of a client's samples that are spread evenly over all classes"}
     )
     local_size: int | None = field(default=None, metadata={"help": "training samples of a client"})
     test_size: int | None = field(default=None, metadata={"help": "test samples of a client"})
     min_size: int | None = field(default=None, metadata={"help": "smallest client that a Dirichlet partition may have"})
-    partition_seed: int | None = field(default=None, metadata={"help": "seed of the partition, where it is random"})
+    partition_seed: int | str | None = field(
+        default=None,
+        metadata={"help": "seed of a random partition; vary: every seed of a run draws its own partition"},
+    )
     validation: float = field(default=0.0, metadata={"help": "share of the training samples set aside for validation"})
     normalise: str | None = field(
         default=None,
-        metadata={"help": "auto: by the training samples' mean and deviation; none; usually the protocol's"},
+        metadata={
+            "help": "auto: by the training samples' mean and standard deviation; none; default: set by --protocol"
+        },
     )
 
 
-def load_clients(dataset: str = "fashion-mnist-small", **settings: Any) -> FederatedData:
-    """The data of a federation, by the names of DataSettings."""
+def load_clients(dataset: str = "fashion-mnist-small", *, seed: int | None = None, **settings: Any) -> FederatedData:
+    """Load a dataset and divide it among clients.
+
+    dataset: a name that `coterie data` lists, or the path of your own data.
+    seed: of the run, for partition_seed="vary", with which every seed draws its own partition.
+    settings: fields of DataSettings, such as num_clients, partition, alpha or validation. Default: the protocol's.
+
+    >>> import coterie
+    >>> coterie.load_clients("fashion-mnist-small", num_clients=5, partition="dirichlet", alpha=0.5)
+    FederatedData fashion-mnist-small: 5 clients, 10 classes (T-shirt/top, Trouser, Pullover and 7 more)
+    ...
+    """
     known = [f.name for f in fields(DataSettings)]
     for name in settings:
         if name not in known:
             raise unknown("data setting", name, known)
     wanted = DataSettings(dataset, **settings)
+    varies = wanted.partition_seed == VARY
+    wanted = replace(wanted, partition_seed=drawn_by(wanted.partition_seed, seed))
     source = find_data(wanted)
-    usual = preset(wanted.protocol, source.name, tuple(source.x_train.shape[1:]))
+    usual = preset(wanted.protocol, source.name, tuple(source.x_train.shape[1:]), wanted.num_clients)
     rule = wanted.partition or ("natural" if source.owners else usual["partition"])
+    if varies and not is_random(rule):
+        raise CoterieError(f"partition_seed 'vary': the partition {rule} is not random, so there is nothing to vary")
     if rule.endswith(".npz"):
         partition = Partition.load(Path(rule))
     else:
         partition = divide(source, rule, **rule_settings(wanted, rule, usual))
-    data = gather(source, partition, wanted.validation, wanted.partition_seed or 0)
-    return normalised(data, source.transform, wanted.normalise)
+    if varies:
+        partition = replace(partition, settings={**partition.settings, "partition_seed": VARY})
+    data = filled(gather(source, partition, wanted.validation, int(wanted.partition_seed or 0)), wanted.missing)
+    return normalised(data, data.transform, wanted.normalise, wanted.channel_axis)
+
+
+def drawn_by(partition_seed: int | str | None, seed: int | None) -> int | None:
+    """The seed of the partition in a run with this seed."""
+    if partition_seed is None:
+        return None
+    if isinstance(partition_seed, int):
+        at_least(0, partition_seed=partition_seed)
+        return partition_seed
+    if partition_seed != VARY:
+        raise CoterieError(f"partition_seed must be a whole number or 'vary', got {partition_seed!r:.40}")
+    if seed is None:
+        raise CoterieError(
+            "partition_seed 'vary' needs the seed of the run: pass seed=0, seed=1, ... or a number as partition_seed"
+        )
+    return seed
+
+
+def is_random(rule: str) -> bool:
+    return rule in PARTITIONS and "seed" in inspect.signature(PARTITIONS[rule]).parameters
 
 
 def find_data(wanted: DataSettings) -> Dataset:
-    """A dataset by its name, or the user's own by its path."""
+    """A dataset by its name, or the user's own data by their path."""
     if is_path(wanted.dataset):
         return read_own(wanted.dataset, wanted)
+    for own in fields(Reading):
+        if getattr(wanted, own.name) != own.default and own.name != "channel_axis":
+            raise CoterieError(f"--{own.name.replace('_', '-')} is for your own data, not for {wanted.dataset}")
     source = load(wanted.dataset, wanted.data_dir)
-    return replace(source, transform=transform(source.name, wanted.protocol))
+    return source if source.transform.columns else replace(source, transform=transform(source.name, wanted.protocol))
 
 
 def rule_settings(wanted: DataSettings, rule: str, usual: Mapping[str, Any]) -> dict[str, Any]:
-    """What the user said, then what the protocol says; the rule checks the names and knows the rest."""
+    """Settings of a partition rule: the user's, then the protocol's; the rule checks names and has defaults."""
     given = {name: value for name in RULE_SETTINGS if (value := getattr(wanted, name)) is not None}
     if rule in PARTITIONS:
         takes = inspect.signature(PARTITIONS[rule]).parameters

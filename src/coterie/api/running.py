@@ -1,77 +1,99 @@
-"""A run, from its first round to its last: in memory, or in a folder from which it can go on."""
+"""A run, from its first round to its last: in memory, or in a folder from which it can be resumed."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from coterie.api.about import describe, portrait
+from coterie.api.arguments import check_arguments
 from coterie.api.data import load_clients
-from coterie.api.execution import Execution, make_network, place
-from coterie.api.methods import choose
-from coterie.clients import Clients, Resident
+from coterie.api.interrupting import INTERRUPTED, Interrupted, InterruptibleEnding
+from coterie.api.methods import About, choose
+from coterie.api.opening import opening
+from coterie.api.reload import reloaded
+from coterie.api.result import Result
 from coterie.core import tree
-from coterie.core.around import innermost, innermost_server
+from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
+from coterie.core.method import AnyMethod
 from coterie.core.model import Model
-from coterie.core.samples import FederatedData
-from coterie.federation import History, Result, Round, Safety, Settings, federate
-from coterie.federation.checkpoint import Checkpoints
-from coterie.federation.folder import Folder, summarise
+from coterie.core.wrapper import innermost, innermost_server
+from coterie.execution import Backend, LocalBackend
+from coterie.execution.choice import Execution, place
+from coterie.federation import Ending, History, Round, Safety, Settings, federate
 from coterie.federation.newcomers import keep_out, meet
-from coterie.federation.stopping import Stopped, stoppable
-from coterie.methods import AnyMethod
-from coterie.protection import Protection, taken_part
-from coterie.protection.encryption import Encryption
-from coterie.trackers import Tracker, Tracking, make_trackers
+from coterie.models import make_network
+from coterie.privacy import Protection, taken_part
+from coterie.privacy.encryption import Encryption
+from coterie.runs.checkpoint import Checkpoints
+from coterie.runs.config import read_config
+from coterie.runs.describe import describe, portrait, summarise
+from coterie.runs.extending import extended, unfinished
+from coterie.runs.folder import Folder
+from coterie.runs.stopping import Stopped, stoppable
+from coterie.runs.trackers import Tracker, Tracking, make_trackers
+
+log = logging.getLogger("coterie")
+Watching = Callable[[str, int], AbstractContextManager[Callable[[Round], None]]]  # of a title and a number of rounds
 
 
-def run(
+def execute(
     method: str | AnyMethod,
+    data: FederatedData | None = None,
     model: str | nn.Module | Model | None = None,
-    clients: FederatedData | None = None,
     *,
-    where: Execution | str = "auto",
+    backend: Execution | str = "auto",
     out: str | Path | None = None,
     resume: bool = False,
     watch: Callable[[Round], None] = lambda record: None,
+    watching: Watching = lambda title, rounds: nullcontext(lambda record: None),
+    show: Callable[[str], None] = lambda line: None,
     track: str | Sequence[str] = (),
     head: str | None = None,
+    model_args: Mapping[str, Any] | None = None,
     protocol: str = "pac",
     config: Mapping[str, Any] | None = None,
+    interrupted: Interrupted = lambda: 0,
     **settings: Any,
 ) -> Result:
-    """Train, and give back the history and everybody's model.
+    """Train one federation. `coterie.run` is this with documented settings, a progress bar and Ctrl-C.
 
-    method: a name or a method. model: a name, a network or a Model; the protocol's if not given. clients: their
-    data, by default the shipped Fashion-MNIST. where: looped, batched, auto, or an Execution. out: a folder to
-    leave the run in. resume: the folder is there, and its run goes on where it was stopped. watch: sees every round.
-    track: tensorboard, wandb, mlflow, or several of them. head: name of the network's head, where it is not the last
-    module. settings: rounds, seed, ... of Settings, checkpoint_every, ... of Safety, robust, dp, ... of Protection,
-    encrypt and keys of Encryption, lr, epochs, ... of Sgd, and the method's own; what is not given is as in the
-    protocol's paper.
+    watching: called with the method's title and the number of rounds, returns a context whose value sees every round.
+    show: gets the first lines, which say how data, network, method and settings were understood; log.txt has them too.
+    model_args: arguments of the constructor of a model given by name. config: entries to add to config.json.
+    interrupted: asked after every round of a run without `out`, which ends if it returns a signal.
+    settings: fields of Settings, Safety, Ending, Protection, Encryption, Sgd and of the method.
     """
+    check_arguments(method, data, model)
     if resume and out is None:
-        raise CoterieError("which run is to be resumed? Give its folder as `out`")
+        raise CoterieError("resume=True needs the folder of the run: pass it as `out`")
     if track and out is None:
-        raise CoterieError("what is tracked goes into the folder of the run: give one as `out`")
+        raise CoterieError("track needs a run folder: pass one as `out`")
     trackers = make_trackers(track) if track else []
-    data = clients if clients is not None else load_clients(protocol=protocol)
+    data = data if data is not None else load_clients(protocol=protocol)
+    if resume and out is not None:
+        if not Path(out).is_dir():
+            raise CoterieError(f"{out}: no such folder; leave out resume=True to start a run there")
+        settings = {"dp_accountant": recorded_accountant(Path(out)), **settings}
     protection = Protection(**{f.name: settings.pop(f.name) for f in fields(Protection) if f.name in settings})
     encryption = Encryption(**{f.name: settings.pop(f.name) for f in fields(Encryption) if f.name in settings})
-    method, federation, safety, usual_model = choose(method, protocol, data.name, data.shape, settings)
+    ending = Ending(**{f.name: settings.pop(f.name) for f in fields(Ending) if f.name in settings})
+    about = About(data.name, data.shape, data.clients)
+    method, federation, safety, usual_model = choose(method, protocol, about, settings)
     if encryption.encrypt and not encryption.keys:
-        safety = replace(safety, checkpoint_every=0)  # nobody could read it: the keys end with this process
+        safety = replace(safety, checkpoint_every=0)  # unreadable later: the keys end with this process
     name = None  # by which the network can be built again
     if not isinstance(model, Model):
         network = model if model is not None else usual_model
-        model = make_network(network, data, federation.seed, head)
+        model = make_network(network, data, federation.seed, head, model_args)
         name = network if isinstance(network, str) else None
-    how = where if isinstance(where, Execution) else Execution(clients=where)
+    how = backend if isinstance(backend, Execution) else Execution(backend=backend)
     known, strangers = (
         keep_out(data, federation.new_clients, federation.seed) if federation.new_clients else (data, None)
     )
@@ -80,13 +102,26 @@ def run(
     method = protection.around(method, model, federation.joining(known.clients), federation.seed)
     method = encryption.around(method)
     placed = place(method, model, known, federation.seed, how)
-    nearby = replace(how, clients="auto") if how.clients == "ray" else how  # the cluster is taken by those who train
+    nearby = replace(how, backend="auto") if how.backend == "ray" else how  # the cluster is taken by those who train
     newcomers = place(method, model, strangers, federation.seed, nearby) if strangers else None
     try:
-        told = {**(config or {}), "network": {"name": name, "head": head}, "execution": asdict(how)}
+        told = {
+            **(config or {}),
+            "network": {"name": name, "head": head, "args": dict(model_args or {})},
+            "execution": asdict(how),
+        }
         told["protection"] = {} if protection == Protection() else {**asdict(protection), "privacy": privacy}
         told |= encryption.about(method)
-        return drive(placed, newcomers, federation, safety, out, resume, watch, told, trackers)
+        with watching(innermost(method).title, federation.rounds) as shown:
+
+            def note(record: Round) -> None:
+                shown(record)
+                watch(record)
+
+            return drive(
+                placed, newcomers, federation, safety, out, resume, note, told, trackers, ending, show,
+                interrupted=interrupted,
+            )  # fmt: skip
     except KeyboardInterrupt as stop:
         if not isinstance(stop, Stopped):
             placed.abandon()
@@ -95,6 +130,13 @@ def run(
         for group in (placed, newcomers):
             if group:
                 group.close()
+
+
+def recorded_accountant(folder: Path) -> str | None:
+    """The accountant that a run started with: its ε is not mixed with that of another one."""
+    protection = read_config(folder).get("protection")
+    name = protection.get("dp_accountant") if isinstance(protection, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def guarantee(
@@ -106,9 +148,9 @@ def guarantee(
     sizes: Sequence[int],
     new: Sequence[int] = (),
 ) -> dict[str, Any] | None:
-    """What differential privacy comes to; None where none is asked for. An error if this method cannot have it.
+    """The differential-privacy guarantee; None without noise. Raises an error if the method does not allow it.
 
-    x: (1, ...) any sample. sizes, new: training samples of the clients that train, and of those that come after.
+    x: (1, ...) any sample. sizes, new: training samples of the clients that train, and of the new clients.
     """
     protection.check(method)
     if not protection.private:
@@ -119,8 +161,8 @@ def guarantee(
 
 
 def drive(
-    clients: Clients,
-    newcomers: Resident | None,
+    backend: Backend,
+    newcomers: LocalBackend | None,
     settings: Settings,
     safety: Safety,
     out: str | Path | None,
@@ -128,24 +170,47 @@ def drive(
     watch: Callable[[Round], None],
     config: Mapping[str, Any],
     trackers: Sequence[Tracker] = (),
+    ending: Ending = Ending(),  # noqa: B008
+    show: Callable[[str], None] = lambda line: None,
+    *,
+    interrupted: Interrupted = lambda: 0,
 ) -> Result:
+    """Run all rounds on a back end, and write the run folder where there is one."""
     privacy = config.get("protection", {}).get("privacy")
+    backend.largest = safety.max_magnitude
+    ending.check(backend.splits)
+    about = describe(backend, newcomers, settings, {**config, "ending": asdict(ending)})
+    lines = opening(backend, settings)
     if out is None:
-        result = train(clients, newcomers, settings, watch, max_left_out=safety.max_left_out)
-        return replace(result, privacy=privacy)
-    about = describe(clients, newcomers, settings, config)
-    folder = Folder(out, about, clients.splits, newcomers is not None, resume)
-    partition = clients.data.partition if isinstance(clients, Resident) else None
-    data, counts = about["data"], clients.census.class_counts
+        tell(show, lines)
+        ending = InterruptibleEnding(**asdict(ending), interrupted=interrupted)
+        result = train(backend, newcomers, settings, watch, max_left_out=safety.max_left_out, ending=ending)
+        if result.ended and result.ended.reason == INTERRUPTED:
+            log.warning("interrupted: the result has %d of %d rounds", result.ended.round, settings.rounds)
+        return replace(result, privacy=privacy, config=about)
+    folder = Folder(out, about, backend.splits, newcomers is not None, resume)
+    try:
+        if resume and not unfinished(folder, settings, ending, backend.elsewhere):
+            folder.close()
+            return reloaded(folder.path, backend, privacy, about)
+    except CoterieError:
+        folder.close()
+        raise
+    folder.note(lines)
+    tell(show, lines)
+    partition = backend.data.partition if isinstance(backend, LocalBackend) else None
+    data, counts = about["data"], backend.census.class_counts
     drawn = portrait(data["name"], partition and partition.name, counts, data["class_names"])
-    checkpoints = Checkpoints(folder.path / "checkpoint", clients, about, safety.checkpoint_every)
+    checkpoints = Checkpoints(folder.path / "checkpoint", backend, about, safety.checkpoint_every, folder.checksums)
     tracking = Tracking(trackers, folder.path, about)
-    at_once = False
+    at_once = failed = False
     try:
         with stoppable() as asked:
 
             def restore(server: Any) -> tuple[Any, History]:
                 server, history = checkpoints.restore(server) if resume else (server, History())
+                if resume:
+                    history = extended(folder, history, settings)
                 folder.begin(counts, partition, drawn, history)
                 tracking.begin(history)
                 return server, history
@@ -157,48 +222,62 @@ def drive(
 
             def between(server: Any, history: History) -> None:
                 stop = asked()
-                checkpoints.after(server, history, now=stop > 0)
-                if clients.elsewhere:
-                    checkpoints.settle()  # their devices keep what the last rounds made, not more
+                checkpoints.after(server, history, now=stop > 0 or (safety.keep_state and history.ended is not None))
+                if backend.elsewhere:
+                    checkpoints.settle()  # devices keep the state of the last rounds only
                 if stop:
                     checkpoints.close()
-                    goes_on = f"goes on after round {checkpoints.saved}" if checkpoints.saved else "begins it again"
-                    again = "the same command with --resume" if clients.elsewhere else f"`coterie resume {folder.path}`"
+                    goes_on = f"continues after round {checkpoints.saved}" if checkpoints.saved else "restarts it"
+                    again = "the same command with --resume" if backend.elsewhere else f"`coterie resume {folder.path}`"
                     raise Stopped(f"stopped after round {len(history)}; {again} {goes_on}", stop)
 
             result = train(
-                clients, newcomers, settings, note, restore=restore, between=between, max_left_out=safety.max_left_out
-            )
-            result = replace(result, privacy=privacy)
+                backend, newcomers, settings, note, restore=restore, between=between,
+                max_left_out=safety.max_left_out, ending=ending,
+            )  # fmt: skip
+            result = replace(result, privacy=privacy, config=about, folder=folder.path)
             folder.finish(result)
             tracking.end(summarise(result))
-            checkpoints.close()
-            checkpoints.remove()
+            checkpoints.seal(result.history, safety.keep_state and not backend.elsewhere)
             if stop := asked():
-                raise Stopped(f"the run in {folder.path} was at its end, and is finished", stop)
+                raise Stopped(f"the run in {folder.path} had reached its end, and is finished", stop)
             return result
     except CoterieError as error:
+        failed = True
         checkpoints.close()
         kept = f"; the checkpoint of round {checkpoints.saved} is kept" if checkpoints.saved else ""
-        raise CoterieError(f"{error}{kept}") from None
+        told = CoterieError(f"{error}{kept}")
+        told.__notes__ = getattr(error, "__notes__", [])
+        raise told from None
     except KeyboardInterrupt as stop:
         at_once = not isinstance(stop, Stopped)
+        raise
+    except Exception:
+        failed = True
         raise
     finally:
         checkpoints.close(wait=not at_once)
         tracking.close()
         folder.close()
+        if failed and not resume and not folder.records:
+            folder.remove()  # nothing to resume: leave the name free for another attempt
+
+
+def tell(show: Callable[[str], None], lines: Sequence[str]) -> None:
+    for line in lines:
+        show(line)
 
 
 def train(
-    clients: Clients, newcomers: Resident | None, settings: Settings, note: Callable[[Round], None], **how: Any
+    backend: Backend, newcomers: LocalBackend | None, settings: Settings, note: Callable[[Round], None], **how: Any
 ) -> Result:
-    """All rounds, and the clients that were not in training."""
-    server, history = federate(clients, settings, note, **how)
+    """Run all rounds, then evaluate the clients that did not train."""
+    server, history = federate(backend, settings, note, **how)
     if newcomers:
-        history.append(meet(server, newcomers, settings))
+        rounds = history.ended.round if history.ended else settings.rounds
+        history.append(meet(server, newcomers, replace(settings, rounds=rounds)))
         note(history[-1])
-    server = innermost_server(clients.method, tree.apply(lambda t: t.cpu(), server))
-    model = replace(clients.model.to("cpu"), precision="fp32")
-    data = clients.data if isinstance(clients, Resident) else None
-    return Result(innermost(clients.method), model, data, server, clients.states, history)
+    server = innermost_server(backend.method, tree.apply(lambda t: t.cpu(), server))
+    model = replace(backend.model.to("cpu"), precision="fp32")
+    data = backend.data if isinstance(backend, LocalBackend) else None
+    return Result(innermost(backend.method), model, data, server, backend.states, history)

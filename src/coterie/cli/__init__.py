@@ -1,4 +1,4 @@
-"""The command line. Flags are made from the fields of the dataclasses they set."""
+"""The command line: commands, and flags made from dataclass fields."""
 
 from __future__ import annotations
 
@@ -17,30 +17,35 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin take th
 
 def main(argv: Sequence[str] | None = None) -> None:
     from coterie.core.errors import CoterieError, out_of_memory
+    from coterie.core.printable import Escaping
+    from coterie.core.user_code import failure, users_lines
 
     open_streams()
     screen = logging.StreamHandler()
+    screen.setFormatter(Escaping())
     logging.getLogger("coterie").addHandler(screen)
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, interrupt)
     try:
-        sys.path.insert(0, current_folder())  # so that --model module:Class finds what lies there
+        check_current_folder()
         parser = make_parser(list(sys.argv[1:] if argv is None else argv))
         chosen = parser.parse_args(argv)
         chosen.act(chosen)
     except CoterieError as error:
-        leave(str(error), 2)
+        leave(str(error), 2, getattr(error, "__notes__", ()))
     except KeyboardInterrupt as stop:
         leave(str(stop) or "stopped", 128 + getattr(stop, "signal", signal.SIGINT))
     except BrokenPipeError:
         sys.stderr.close()
-    except (MemoryError, RuntimeError) as error:
-        if not out_of_memory(error):
-            raise
-        leave("there is not enough memory for this; smaller numbers need less", 2)
-    except OSError as error:  # of a file or folder that nobody thought of
+    except OSError as error:  # a file or folder that no other check covers
         leave(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error), 2)
+    except Exception as error:
+        if out_of_memory(error):
+            leave("out of memory; try fewer clients per cohort or a smaller batch", 2)
+        if not users_lines(error):
+            raise
+        leave(str(failure("an error in your code", error)), 2, users_lines(error))
     finally:
         logging.getLogger("coterie").removeHandler(screen)
         if signal.getsignal(signal.SIGINT) is interrupt:
@@ -48,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def interrupt(number: int, frame: Any) -> None:
-    """Ctrl-C. While torch or numpy are being imported they would make another error of it, or none."""
+    """Handle Ctrl-C. While torch or numpy are being imported, they would turn it into another error, or none."""
     for name in ("torch", "numpy"):
         if getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False):
             os.write(2, b"coterie: stopped\n")
@@ -56,13 +61,15 @@ def interrupt(number: int, frame: Any) -> None:
     signal.default_int_handler(number, frame)
 
 
-def leave(reason: str, code: int) -> NoReturn:
-    print(f"coterie: {reason}", file=sys.stderr)
+def leave(reason: str, code: int, notes: Sequence[str] = ()) -> NoReturn:
+    from coterie.core.printable import printable
+
+    print(*map(printable, (f"coterie: {reason}", *notes)), sep="\n", file=sys.stderr)
     sys.exit(code)
 
 
 def open_streams() -> None:
-    """Something to print to, even where it was closed; names of files need not be text that a terminal can show."""
+    """Open stdout and stderr where they are closed, and replace characters that a terminal cannot show."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -71,28 +78,46 @@ def open_streams() -> None:
             stream.reconfigure(errors="replace")
 
 
-def current_folder() -> str:
+def check_current_folder() -> None:
     from coterie.core.errors import CoterieError
 
     try:
-        return os.getcwd()
+        os.getcwd()
     except OSError:
-        raise CoterieError("the current folder is no more; call it from one that is there") from None
+        raise CoterieError("the working directory was deleted; change to another one") from None
 
 
 def make_parser(argv: list[str]) -> argparse.ArgumentParser:
-    from coterie.cli import deploy, keys, lists, papers, personal, train, tune
-    from coterie.version import VERSION
+    from coterie.cli import deploy, keys, lists, papers, personal, report, resume, table, train, tune
+    from coterie.core.version import VERSION
 
-    parser = argparse.ArgumentParser(prog="coterie", description="Personalized federated learning.")
+    parser = argparse.ArgumentParser(
+        prog="coterie",
+        description="Personalized federated learning.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=VERSION)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    listed: list[tuple[str, str]] = []  # commands of the current group, and what they do
 
     def command(name: str, act: Callable[[argparse.Namespace], None], help: str) -> argparse.ArgumentParser:
-        made = commands.add_parser(name, help=help, description=help, argument_default=argparse.SUPPRESS)
+        made = commands.add_parser(name, description=help, argument_default=argparse.SUPPRESS)
         made.set_defaults(act=act)
+        listed.append((name, help))
         return made
 
-    for group in (train, tune, lists, personal, papers, deploy, keys):
-        group.add_commands(command, argv)
+    groups = {
+        "train": (train, resume, tune),
+        "inspect": (lists, report, table),
+        "use models": (personal,),
+        "papers": (papers,),
+        "deploy": (deploy, keys),
+    }
+    lines = []
+    for title, modules in groups.items():
+        listed.clear()
+        for module in modules:
+            module.add_commands(command, argv)
+        lines += [f"{title}:", *(f"  {name:<12}{help}" for name, help in listed), ""]
+    parser.epilog = "\n".join([*lines, "`coterie COMMAND --help` describes a command."])
     return parser

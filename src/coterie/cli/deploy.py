@@ -1,34 +1,45 @@
-"""Commands for a federation of real machines: serve, join, certs, flower."""
+"""Commands for federations of real machines: serve, join, certs, flower."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import socket
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coterie.cli.flags import MakeCommand, add_flags, add_watch, asked_for, given
+from coterie.cli.flags import (
+    METHOD_HELP,
+    MakeCommand,
+    add_flags,
+    add_model_args,
+    add_watch,
+    asked_for,
+    given,
+    model_args,
+)
 
 if TYPE_CHECKING:
     from coterie.federation import Round
 
 
 def add_commands(command: MakeCommand, argv: list[str]) -> None:
-    serve = command("serve", do_serve, "be the server of a federation of devices")
-    serve.add_argument("method", metavar="METHOD", help="`coterie methods` lists them")
-    join = command("join", do_join, "be a device of a federation, with one or several clients")
-    certs = command("certs", do_certs, "make certificates for a broker, the server and devices, to try TLS out")
-    certs.add_argument("folder", metavar="FOLDER", help="where to; kept secret but for *.pem")
+    serve = command("serve", do_serve, "run the server of a federation")
+    serve.add_argument("method", metavar="METHOD", help=METHOD_HELP)
+    join = command("join", do_join, "join a federation as a device with one or several clients")
+    certs = command("certs", do_certs, "make certificates for a broker, the server and devices, to try out TLS")
+    certs.add_argument("folder", metavar="FOLDER", help="folder for the certificates; keep all but *.pem secret")
     certs.add_argument("--devices", metavar="NAME", nargs="+", default=[], help="names of the devices")
-    certs.add_argument("--host", default="127.0.0.1", help="name or address of the broker (127.0.0.1)")
-    certs.add_argument("--port", type=int, default=8883, help="its port (8883)")
-    certs.add_argument("--days", type=int, default=365, help="days that certificates are valid (365)")
+    certs.add_argument("--name", default="federation", help="federation whose topics they may use; default: federation")
+    certs.add_argument("--host", default="127.0.0.1", help="name or address of the broker; default: 127.0.0.1")
+    certs.add_argument("--port", type=int, default=8883, help="port of the broker; default: 8883")
+    certs.add_argument("--days", type=int, default=365, help="days that the certificates are valid; default: 365")
     flower = command("flower", do_flower, "write an app that runs a method on Flower, with `flwr run`")
-    flower.add_argument("folder", metavar="FOLDER", help="where to; must not exist")
-    flower.add_argument("method", metavar="METHOD", help="`coterie methods` lists them")
+    flower.add_argument("folder", metavar="FOLDER", help="a new folder for the app")
+    flower.add_argument("method", metavar="METHOD", help=METHOD_HELP)
     if asked_for(argv, "serve"):
         add_serve_flags(serve, argv[1:])
     if asked_for(argv, "flower"):
@@ -38,33 +49,39 @@ def add_commands(command: MakeCommand, argv: list[str]) -> None:
 
 
 def add_serve_flags(parser: argparse.ArgumentParser, argv: list[str]) -> None:
-    from coterie.network.mqtt import Broker
+    from coterie.deploy.transports.mqtt import Broker
 
     add_watch(parser)
-    parser.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else")
+    parser.add_argument("--json", action="store_true", help="print only the result, as JSON")
     add_flags(parser, "broker", Broker)
     add_flower_flags(parser, argv)
 
 
 def add_flower_flags(parser: argparse.ArgumentParser, argv: list[str]) -> None:
-    """Those of a federation, however its letters travel."""
+    """Flags of a federation, whatever its transport."""
     from coterie.api import DataSettings
+    from coterie.api.protocols import presets
     from coterie.cli.train import add_method_flags
-    from coterie.clients.remote import Patience
-    from coterie.core.local import Sgd
+    from coterie.core.optimizers import Sgd
     from coterie.deploy.server import Service
+    from coterie.deploy.timeouts import Timeouts
     from coterie.federation import Safety, Settings
-    from coterie.protection import Protection
-    from coterie.protection.encryption import Encryption
-    from coterie.protocols import presets
+    from coterie.privacy import Protection
+    from coterie.privacy.encryption import Encryption
 
-    parser.add_argument("--out", metavar="FOLDER", help="folder to leave the run in; must not exist")
-    parser.add_argument("--resume", action="store_true", help="go on with the run in --out, if there is one")
-    parser.add_argument("--model", help="model: cnn, convnet, conv4, ..., or package.module:Class, also on the devices")
-    parser.add_argument("--head", metavar="NAME", help="name of the model's head, where it is not its last module")
-    parser.add_argument("--protocol", default="pac", help="defaults as in a paper: pac, reg, crc or akd")
-    add_flags(parser, "service", Service)  # whose number of clients no protocol knows
-    for title, kind in (("patience", Patience), ("local training", Sgd), ("federation", Settings), ("safety", Safety),
+    parser.add_argument("--out", metavar="FOLDER", help="a new folder for the run")
+    parser.add_argument("--resume", action="store_true", help="continue the run in --out, if there is one")
+    parser.add_argument(
+        "--model",
+        help="cnn, convnet, conv4, ..., or package.module:Class, known to the devices too; default: set by --protocol",
+    )
+    add_model_args(parser)
+    parser.add_argument("--head", metavar="NAME", help="name of the model's head; default: the last layer that runs")
+    parser.add_argument(
+        "--protocol", default="pac", help="paper whose settings are the defaults: pac, reg, crc or akd; default: pac"
+    )
+    add_flags(parser, "service", Service)  # no presets: its number of clients is not the protocol's
+    for title, kind in (("timeouts", Timeouts), ("local training", Sgd), ("federation", Settings), ("safety", Safety),
                         ("protection", Protection), ("encryption", Encryption)):  # fmt: skip
         add_flags(parser, title, kind, presets=presets(DataSettings.dataset))
     add_method_flags(parser, argv)
@@ -72,39 +89,58 @@ def add_flower_flags(parser: argparse.ArgumentParser, argv: list[str]) -> None:
 
 def add_join_flags(parser: argparse.ArgumentParser) -> None:
     from coterie.api import DataSettings
-    from coterie.network.mqtt import Broker
-    from coterie.protocols import presets
+    from coterie.api.protocols import presets
+    from coterie.deploy.transports.mqtt import Broker
 
-    parser.add_argument("--name", default="federation", help="name of the federation (federation)")
-    parser.add_argument("--device", default=socket.gethostname(), help="name of this device (that of the machine)")
+    parser.add_argument("--name", default="federation", help="name of the federation; default: federation")
+    parser.add_argument("--device", default=socket.gethostname(), help="name of this device; default: the host name")
     parser.add_argument(
-        "--clients", metavar="3|0-2,5", required=True,
-        help="numbers of the clients that are here; with a dataset of Coterie's, those of its partition",
+        "--clients", "--client", metavar="3|0-2,5", required=True,
+        help="numbers of the clients on this device; with a dataset of Coterie's, those of its partition",
     )  # fmt: skip
-    parser.add_argument("--dir", metavar="FOLDER", default="coterie-device", help="what is kept here (coterie-device)")
-    parser.add_argument("--model", metavar="package.module:Class", help="the network, where it is not Coterie's own")
     parser.add_argument(
-        "--keys", metavar="FOLDER", help="weights leave this device encrypted with these, or not at all"
+        "--dir",
+        metavar="FOLDER",
+        default="coterie-device",
+        help="folder for this device's state; default: coterie-device",
+    )
+    parser.add_argument("--model", metavar="package.module:Class", help="the network, if it is not one of Coterie's")
+    add_model_args(parser)
+    parser.add_argument("--method", metavar="package.module:Class", help="the method, if it is not one of Coterie's")
+    parser.add_argument(
+        "--keys", metavar="FOLDER", help="keys: weights leave this device encrypted with them, or not at all"
     )
     parser.add_argument(
-        "--tell-classes", action="store_true", help="tell the server how many samples of each class there are"
+        "--tell-classes", action="store_true", help="report the number of samples of each class to the server"
+    )
+    parser.add_argument(
+        "--tell-scores", action="store_true",
+        help="with --dp sample: report accuracy and loss on the test samples, without noise",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-epsilon", type=float, metavar="ε",
+        help="stop before a client's samples have cost more than this ε, over all federations of --dir",
+    )  # fmt: skip
+    parser.add_argument(
+        "--delta", type=float, metavar="δ", help="δ at which ε is counted on this device; default: 1e-5"
     )
     add_flags(parser, "broker", Broker)
     add_flags(parser, "data", DataSettings, presets=presets(DataSettings.dataset))
 
 
 def do_serve(chosen: argparse.Namespace) -> None:
+    from coterie.analysis.outcomes import title
     from coterie.api import make_method
-    from coterie.cli.train import live_page
-    from coterie.clients.remote import Patience
-    from coterie.comparison import title
-    from coterie.core.local import Sgd
+    from coterie.api.progress import round_line
+    from coterie.cli.training import live_page
+    from coterie.core.optimizers import Sgd
     from coterie.deploy.server import Service, serve
-    from coterie.display import round_line
+    from coterie.deploy.timeouts import Timeouts
+    from coterie.deploy.transports.mqtt import Broker
     from coterie.federation import Safety, Settings
-    from coterie.network.mqtt import Broker
-    from coterie.protection import Protection
-    from coterie.protection.encryption import Encryption
+    from coterie.federation.history import so_many, worst_tenth
+    from coterie.privacy import Protection
+    from coterie.privacy.encryption import Encryption
 
     kind = type(make_method(chosen.method))
     parts = (Sgd, Settings, Safety, Protection, Encryption, kind)
@@ -128,21 +164,29 @@ def do_serve(chosen: argparse.Namespace) -> None:
             Broker(**given(chosen, Broker)),
             model=getattr(chosen, "model", None),
             head=getattr(chosen, "head", None),
+            model_args=model_args(chosen),
             protocol=chosen.protocol,
-            patience=Patience(**given(chosen, Patience)),
+            timeouts=Timeouts(**given(chosen, Timeouts)),
             out=out,
             resume=hasattr(chosen, "resume"),
             watch=watch,
             show=show,
             **settings,
         )
-    outcomes = [{"name": o.name, "measured": o.point, **o.last._asdict()} for o in result.outcomes()]
+    outcomes = [
+        {"name": o.name, "measured": o.point, **o.last._asdict(), "clients": result.history.tested(o.point)}
+        for o in result.outcomes()
+    ]
     if quiet:
         print(json.dumps({"folder": str(out), "outcomes": outcomes}, indent=2))
     for outcome in [] if quiet else outcomes:
-        say(f"{outcome['name']}: {100 * outcome['mean']:.2f} (mean over clients), worst tenth "
-            f"{100 * outcome['worst10']:.2f}")  # fmt: skip
-    show(f"Everything but the clients' models, which are on their devices, is in {out}")
+        if math.isnan(outcome["mean"]):
+            say(f"{outcome['name']}: no device sent scores; with --dp sample, devices need --tell-scores")
+            continue
+        few = so_many(worst_tenth(outcome["clients"]))
+        mean, worst = 100 * outcome["mean"], 100 * outcome["worst10"]
+        say(f"{outcome['name']}: {mean:.2f} (mean over clients), worst 10 % ({few}) {worst:.2f}")
+    show(f"Results are in {out}; the clients' models are on their devices")
 
 
 def say(line: str) -> None:
@@ -151,23 +195,33 @@ def say(line: str) -> None:
 
 def do_join(chosen: argparse.Namespace) -> None:
     from coterie.api import DataSettings
-    from coterie.deploy.hosted import load_hosted
-    from coterie.deploy.member import Member
-    from coterie.deploy.parts import Plans
-    from coterie.network.mqtt import Broker
+    from coterie.deploy.device_data import load_hosted_clients
+    from coterie.deploy.device_setup import DevicePolicy, exact_statistics
+    from coterie.deploy.privacy_record import DELTA
+    from coterie.deploy.transports.mqtt import Broker, MqttDevice
 
-    ids, held = load_hosted(chosen.clients, DataSettings(**given(chosen, DataSettings)))
+    settings, tell_classes = DataSettings(**given(chosen, DataSettings)), hasattr(chosen, "tell_classes")
+    ids, data = load_hosted_clients(chosen.clients, settings)
+    policy = DevicePolicy(
+        Path(chosen.dir),
+        getattr(chosen, "model", None),
+        getattr(chosen, "keys", None),
+        getattr(chosen, "max_epsilon", None),
+        getattr(chosen, "delta", DELTA),
+        hasattr(chosen, "tell_scores"),
+        exact_statistics(settings, data, tell_classes),
+        getattr(chosen, "method", None),
+        model_args(chosen),
+    )
     broker = Broker(**given(chosen, Broker))
-    plans = Plans(Path(chosen.dir), getattr(chosen, "model", None), getattr(chosen, "keys", None))
-    member = Member(broker, chosen.name, chosen.device, held, ids, plans, say, hasattr(chosen, "tell_classes"))
-    left = member.run()
-    if left:
-        say(f"the federation is over; the models of clients {', '.join(map(str, ids))} are in {left}")
-        say(f"coterie predict {left} --client {ids[0]} ... uses them")
+    saved = MqttDevice(broker, chosen.name, chosen.device, data, ids, policy, say, tell_classes).run()
+    if saved:
+        say(f"the federation has ended; the models of clients {', '.join(map(str, ids))} are in {saved}")
+        say(f"use them with: coterie predict {saved} --client {ids[0]} ...")
 
 
 def do_flower(chosen: argparse.Namespace) -> None:
-    from coterie.deploy.flower_app import write_app
+    from coterie.deploy.transports.flower import write_app
 
     asked = {name: value for name, value in vars(chosen).items() if name not in ("act", "command", "folder", "method")}
     for path in write_app(Path(chosen.folder), chosen.method, asked):
@@ -179,6 +233,8 @@ def do_certs(chosen: argparse.Namespace) -> None:
     from coterie.deploy.certs import make_certificates
 
     if chosen.days < 1 or not 0 < chosen.port < 65536:
-        raise CoterieError("days must be at least 1, and the port between 1 and 65535")
-    for path in make_certificates(Path(chosen.folder), chosen.devices, chosen.host, chosen.port, chosen.days):
+        raise CoterieError("--days must be at least 1, and --port between 1 and 65535")
+    for path in make_certificates(
+        Path(chosen.folder), chosen.devices, chosen.host, chosen.port, chosen.days, chosen.name
+    ):
         print(os.path.relpath(path) if not Path(chosen.folder).is_absolute() else path)

@@ -1,8 +1,9 @@
-"""Flags, and what the commands share in reading them."""
+"""Flags: made from dataclasses, or shared by commands."""
 
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
 import types
 import typing
@@ -11,9 +12,11 @@ from typing import Any
 
 MakeCommand = Callable[[str, Callable[[argparse.Namespace], None], str], argparse.ArgumentParser]
 
+METHOD_HELP = "a name that `coterie methods` lists, or package.module:Class for your own method"
+
 
 def asked_for(argv: list[str], *commands: str) -> bool:
-    """Whether one of these commands was called: torch is imported only for those who need it."""
+    """Whether one of these commands was called. Only these import torch for their flags."""
     return bool(argv) and argv[0] in commands
 
 
@@ -24,17 +27,17 @@ def add_flags(
     leave_out: Collection[str] = (),
     presets: Sequence[Mapping[str, Any]] = ({},),
 ) -> None:
-    """presets: what each protocol sets, that of a plain run first."""
+    """Add a flag for each field. presets: what each protocol sets, the default protocol first."""
     group = parser.add_argument_group(title)
     kinds = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
         if field.name == "train" or field.name in leave_out:
             continue
-        long, *short = flags(field)
-        names = [f"--{long}", *(f"-{name}" for name in short)]
+        long = flag(field)
+        names = [f"--{long}", *(f"-{name}" for name in field.metadata.get("short", ()))]
         options: dict[str, Any] = {
             "dest": field.name,
-            "help": field.metadata.get("help", "").replace("%", "%%") + usually(field, presets),
+            "help": field.metadata.get("help", "").replace("%", "%%") + default_text(field, presets),
         }
         if kinds[field.name] is bool:
             options["action"] = argparse.BooleanOptionalAction
@@ -43,25 +46,25 @@ def add_flags(
         group.add_argument(*names, **options)
 
 
-def usually(field: dataclasses.Field[Any], presets: Sequence[Mapping[str, Any]]) -> str:
-    """What a plain run takes, in words, and whether another protocol takes something else."""
+def default_text(field: dataclasses.Field[Any], presets: Sequence[Mapping[str, Any]]) -> str:
+    """Such as: "; default: 5 (set by --protocol)", where protocols differ."""
     values = [preset.get(field.name, field.default) for preset in presets]
-    told = [] if values[0] in (None, ()) else [f"usually {values[0]}"]
-    if any(value != values[0] for value in values):
-        told.append("the protocol decides")
-    return f" ({'; '.join(told)})" if told else ""
+    varies = any(value != values[0] for value in values)
+    if values[0] in (None, ()):
+        return "; default: set by --protocol" if varies else ""
+    return f"; default: {values[0]}{' (set by --protocol)' if varies else ''}"
 
 
-def flags(field: dataclasses.Field[Any]) -> tuple[str, ...]:
-    """The long flag of a field, then its short ones; without dashes before them."""
-    return tuple(field.metadata.get("flags", (field.name.replace("_", "-"),)))
+def flag(field: dataclasses.Field[Any]) -> str:
+    """The long flag of a field, without the leading dashes."""
+    return field.name.replace("_", "-")
 
 
 def as_typed(kind: type, values: Mapping[str, Any]) -> list[str]:
-    """The flags that set these of the dataclass's fields."""
+    """The flags that set fields of the dataclass to these values."""
     typed = []
     for field in dataclasses.fields(kind):
-        value, long = values.get(field.name), flags(field)[0]
+        value, long = values.get(field.name), flag(field)
         if isinstance(value, bool):
             typed.append(f"--{long}" if value else f"--no-{long}")
         elif isinstance(value, tuple):
@@ -72,10 +75,25 @@ def as_typed(kind: type, values: Mapping[str, Any]) -> list[str]:
 
 
 def reader(kind: Any) -> Callable[[str], Any]:
-    """What turns the text of a flag into a value of this type."""
+    """A function from the text of a flag to a value of this type."""
     if isinstance(kind, types.UnionType):
+        if {int, str} <= set(typing.get_args(kind)):
+            return number_or_word
+        if {float, str} <= set(typing.get_args(kind)):
+            return share_or_names
         kind = next(k for k in typing.get_args(kind) if k is not type(None))
     return kind if kind in (int, float, str) else steps
+
+
+def number_or_word(text: str) -> int | str:
+    return int(text) if text.removeprefix("-").isdecimal() else text
+
+
+def share_or_names(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def steps(text: str) -> tuple[tuple[int, float], ...]:
@@ -86,28 +104,60 @@ def steps(text: str) -> tuple[tuple[int, float], ...]:
         raise argparse.ArgumentTypeError(f"'{text}' is not of the form ROUND:FACTOR,ROUND:FACTOR") from None
 
 
+def model_argument(text: str) -> tuple[str, Any]:
+    """A name and a Python literal, such as hidden=64; other values are text."""
+    name, found, value = text.partition("=")
+    if not found or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, such as hidden=64, got '{text}'")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
+
+
+def add_model_args(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model-args",
+        nargs="+",
+        type=model_argument,
+        metavar="NAME=VALUE",
+        help="arguments of the model's constructor",
+    )
+
+
+def model_args(chosen: argparse.Namespace) -> dict[str, Any]:
+    """The arguments that --model-args gives."""
+    return dict(getattr(chosen, "model_args", None) or ())
+
+
 def given(chosen: argparse.Namespace, kind: type) -> dict[str, Any]:
-    """The flags of this dataclass that were set."""
+    """The fields of this dataclass that flags set."""
     names = {field.name for field in dataclasses.fields(kind)}
     return {name: value for name, value in vars(chosen).items() if name in names}
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", metavar="FOLDER", help="folder to leave the run in; must not exist")
+    parser.add_argument("--out", metavar="FOLDER", help="a new folder for the run; default: runs/TIME-METHOD-DATASET")
     parser.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else")
 
 
 def add_watch(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--watch", type=int, metavar="PORT", help="show it live at http://127.0.0.1:PORT")
+    parser.add_argument("--watch", type=int, metavar="PORT", help="show progress live at http://127.0.0.1:PORT")
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--trust-code", action="store_true", help="import the code that the folder names")
 
 
 def add_track(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--track", metavar="NAMES", help="log to tensorboard, wandb or mlflow; several with commas")
+    parser.add_argument("--track", metavar="NAMES", help="log to tensorboard, wandb or mlflow, separated by commas")
 
 
 def add_format(parser: argparse.ArgumentParser) -> None:
-    from coterie.tables import FORMATS
+    from coterie.analysis.tables import FORMATS
 
     parser.add_argument(
-        "--format", choices=FORMATS, help="form of the tables; if not terminal, nothing else is printed"
+        "--format",
+        choices=FORMATS,
+        help="format of tables; all but terminal print nothing else to stdout; default: terminal",
     )

@@ -1,8 +1,9 @@
-"""Commands that list what there is: methods, data, pictures of data."""
+"""Commands that list and show: methods, data, privacy, pictures."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from collections.abc import Sequence
@@ -15,36 +16,56 @@ from coterie.cli.flags import MakeCommand, add_flags, asked_for, given
 def add_commands(command: MakeCommand, argv: list[str]) -> None:
     methods = command("methods", do_methods, "list the methods")
     methods.add_argument("--markdown", action="store_true", help="print docs/methods.md")
-    data = command("data", do_data, "list the datasets and partition rules, or check data of your own")
+    data = command("data", do_data, "list datasets and partition rules, check your own data, export clients' data")
     data.add_argument("--data-dir", metavar="FOLDER", help="folder with datasets (or set COTERIE_DATA)")
     for listing in (methods, data):
         listing.add_argument("--json", action="store_true", help="print JSON")
-    add_data_check(data, argv)
+    add_data_actions(data, argv)
+    privacy = command("privacy", do_privacy, "list every field that leaves a device, and what protects it")
+    privacy.add_argument("method", metavar="METHOD", nargs="?", help="`coterie methods` lists them; default: all")
+    privacy.add_argument("--json", action="store_true", help="print JSON")
+    privacy.add_argument("--markdown", action="store_true", help="print the table of docs/privacy.md")
+    if asked_for(argv, "privacy"):
+        from coterie.cli.train import add_method_flags
+        from coterie.privacy import Protection
+        from coterie.privacy.encryption import Encryption
+
+        add_flags(privacy, "protection", Protection)
+        add_flags(privacy, "encryption", Encryption)
+        add_method_flags(privacy, argv[1:])
     pictures = command("pictures", do_pictures, "draw a partition, FedReG's rebalancing of it, and augmented samples")
     pictures.add_argument("--out", metavar="FOLDER", required=True, help="folder for the pictures")
     pictures.add_argument("--threshold", default="average", help="average, median, max or second-smallest")
     if asked_for(argv, "pictures"):
         from coterie.api import DataSettings
-        from coterie.protocols import presets
+        from coterie.api.protocols import presets
 
         add_flags(pictures, "data", DataSettings, presets=presets(DataSettings.dataset))
 
 
-def add_data_check(parser: argparse.ArgumentParser, argv: list[str]) -> None:
-    about = "tell what is in data of your own, and what is wrong with it"
-    actions = parser.add_subparsers(metavar="[check PATH]")
+def add_data_actions(parser: argparse.ArgumentParser, argv: list[str]) -> None:
+    about = "describe your own data, and report what is wrong with them"
+    actions = parser.add_subparsers(metavar="[check PATH | export FOLDER]")
     check = actions.add_parser("check", help=about, description=about, argument_default=argparse.SUPPRESS)
     check.set_defaults(act=do_check)
     check.add_argument("path", metavar="PATH", help="file or folder; docs/data.md lists the forms")
     check.add_argument("--json", action="store_true", help="print JSON")
     if argv[:2] == ["data", "check"]:
-        from coterie.data.own import Reading
+        from coterie.data.user import Reading
 
         add_flags(check, "reading", Reading)
+    about = "write every client's samples as files (tables, images or arrays) that --dataset reads"
+    export = actions.add_parser("export", help=about, description=about, argument_default=argparse.SUPPRESS)
+    export.set_defaults(act=do_export)
+    export.add_argument("folder", metavar="FOLDER", help="a new folder")
+    if argv[:2] == ["data", "export"]:
+        from coterie.api import DataSettings
+
+        add_flags(export, "data", DataSettings)
 
 
 def do_methods(chosen: argparse.Namespace) -> None:
-    from coterie.catalogue import entries, markdown
+    from coterie.analysis.catalogue import entries, markdown
 
     if hasattr(chosen, "markdown"):
         print(markdown(), end="")
@@ -55,6 +76,27 @@ def do_methods(chosen: argparse.Namespace) -> None:
 
 def summary(doc: str | None) -> str:
     return " ".join((doc or "").split("\n\n")[0].split())
+
+
+def do_privacy(chosen: argparse.Namespace) -> None:
+    from coterie.api import make_method
+    from coterie.deploy.fields import Mode, markdown, rows
+    from coterie.privacy import Protection
+    from coterie.privacy.encryption import Encryption
+
+    if hasattr(chosen, "markdown"):
+        print(markdown(), end="")
+        return
+    mode = Mode(Protection(**given(chosen, Protection)), bool(given(chosen, Encryption).get("encrypt")))
+    method = make_method(chosen.method) if getattr(chosen, "method", None) else None
+    if method is not None:
+        method = dataclasses.replace(method, **given(chosen, type(method)))
+    listed = rows(method, mode)
+    if hasattr(chosen, "json"):
+        print(json.dumps([row._asdict() for row in listed], indent=2))
+        return
+    width = max(len(row.field) for row in listed)
+    print("\n".join(f"{row.field:{width}}  {row.protected}" for row in listed))
 
 
 def do_data(chosen: argparse.Namespace) -> None:
@@ -71,7 +113,8 @@ def do_data(chosen: argparse.Namespace) -> None:
 
 def do_check(chosen: argparse.Namespace) -> None:
     from coterie.core.errors import CoterieError
-    from coterie.data.own import Reading, check, lines
+    from coterie.core.printable import printable
+    from coterie.data.user import Reading, check, lines
 
     try:
         report = check(chosen.path, Reading(**given(chosen, Reading)))
@@ -79,13 +122,22 @@ def do_check(chosen: argparse.Namespace) -> None:
         text = "\n".join(lines(report))
     except CoterieError as error:
         content, fine, text = {"path": chosen.path, "fine": False, "error": str(error)}, False, f"! {error}"
-    print(json.dumps(content, indent=2) if hasattr(chosen, "json") else text)
+    print(json.dumps(content, indent=2) if hasattr(chosen, "json") else printable(text, keep="\n"))
     sys.exit(0 if fine else 1)
+
+
+def do_export(chosen: argparse.Namespace) -> None:
+    from coterie.api import DataSettings, load_clients
+    from coterie.data.user.export import export_clients
+
+    data = load_clients(**given(chosen, DataSettings))
+    written = export_clients(data, Path(chosen.folder))
+    print(f"{data.clients} clients, {len(written)} files in {chosen.folder}, such as {written[0]}")
 
 
 def do_pictures(chosen: argparse.Namespace) -> None:
     from coterie.api import DataSettings, load_clients, portrait
-    from coterie.reports.rebalancing import augmented_samples, class_pictures
+    from coterie.report.rebalancing import augmented_samples, class_pictures
 
     data = load_clients(**given(chosen, DataSettings))
     counts, rule = data.train.class_counts(data.classes), data.partition and data.partition.name
@@ -104,6 +156,6 @@ def show_list(chosen: argparse.Namespace, title: str, listed: list[dict[str, Any
     if hasattr(chosen, "json"):
         print(json.dumps(listed, indent=2, default=str))
         return
-    from coterie.display import show_table
+    from coterie.analysis.terminal import show_table
 
     show_table(title, columns, [[str(entry.get(column, "")) for column in columns] for entry in listed])

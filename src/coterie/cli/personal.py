@@ -1,4 +1,4 @@
-"""The commands about personal models: their flags, and what they print. Torch is imported only by those who act."""
+"""Commands for personal models: models, predict, evaluate, export, adapt."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from coterie.cli.flags import MakeCommand
+from coterie.cli.flags import MakeCommand, add_trust
+from coterie.core.printable import printable
 
 if TYPE_CHECKING:
-    from coterie.personal.run import Run
+    from coterie.personal.labelled import LabelledReading
     from coterie.personal.use import Evaluation
+    from coterie.runs.run import Run
 
 FORMS = ("onnx", "torch", "safetensors")
 MEASURED = {
@@ -22,39 +24,82 @@ MEASURED = {
 }
 
 
+INTERVAL = "95 %: interval by the number of test samples (Wilson)"
+
+
 def add_commands(command: MakeCommand, argv: list[str]) -> None:
-    models = command("models", do_models, "list the personal models that a run left")
-    predict = command("predict", do_predict, "what a client's model says of images, or of rows of numbers")
-    evaluate = command("evaluate", do_evaluate, "how well personal models do on their own test samples, or on others")
-    export = command("export", do_export, "write a client's model for programs that know nothing of Coterie")
+    models = command("models", do_models, "list the personal models of a run")
+    predict = command("predict", do_predict, "predict with a client's model: images, rows of a table, arrays")
+    evaluate = command("evaluate", do_evaluate, "evaluate personal models on their own test samples, or on others")
+    export = command("export", do_export, "write a client's model as ONNX, a torch program or safetensors")
     adapt = command("adapt", do_adapt, "make a personal model for a client that was not in training")
     for made in (models, predict, evaluate, export, adapt):
-        made.add_argument("run", metavar="RUN", help="folder that a run left")
+        made.add_argument("run", metavar="RUN", help="folder of a run")
     for made in (predict, evaluate, export, adapt):
-        made.add_argument("--model", metavar="package.module:Class", help="the network, where the run cannot name it")
+        made.add_argument("--model", metavar="package.module:Class", help="the network, if it is not one of Coterie's")
+        made.add_argument("--method", metavar="package.module:Class", help="the method, if it is not one of Coterie's")
+        add_trust(made)
     for made in (predict, export):
-        made.add_argument("--client", type=int, required=True, metavar="NUMBER", help="whose model")
-    predict.add_argument("files", metavar="FILE", nargs="+", help="images, .csv (a sample in each row), or .npz with x")
-    predict.add_argument("--top", type=int, default=3, help="classes to show (usually 3)")
-    predict.add_argument("--resize", action="store_true", help="make images as large as the model needs")
-    evaluate.add_argument("--client", metavar="all|3,5", default="all", help="whose models (usually all)")
+        made.add_argument("--client", required=True, metavar="NAME|NUMBER", help="whose model")
+    predict.add_argument(
+        "files", metavar="FILE", nargs="+", help="images, .csv or .parquet (columns are matched by name), .npz with x"
+    )
+    predict.add_argument("--top", type=int, default=3, help="classes to show; default: 3")
+    for made in (predict, evaluate, adapt):
+        made.add_argument("--resize", action="store_true", help="resize images to the size that the model takes")
+        made.add_argument("--label-column", metavar="NAME", help="tables: the column with the label")
+        made.add_argument("--drop-column", metavar="NAMES", help="tables: columns to ignore, separated by commas")
+    adapt.add_argument(
+        "--group-column", metavar="NAME", help="tables: rows with the same value stay on one side of the test split"
+    )
+    for made in (evaluate, adapt):
+        made.add_argument(
+            "--labels",
+            metavar="0=healthy,1=disease|in-order",
+            help="what the labels in --data mean; default: they are names of the run's classes",
+        )
+    evaluate.add_argument("--client", metavar="all|3,5|NAME", default="all", help="whose models; default: all")
     evaluate.add_argument(
-        "--data", help="name of a dataset, or .npz with x and y; usually everybody's own test samples"
+        "--data",
+        help="name of a dataset, or a path to labelled samples in any form that adapt takes; default: the client's own "
+        "test samples",
     )
     evaluate.add_argument("--data-dir", metavar="FOLDER", help="folder with datasets (or set COTERIE_DATA)")
-    export.add_argument("--to", choices=FORMS, required=True, help="what to write")
-    export.add_argument("--out", metavar="FILE", help="the file to write; usually client-NUMBER in this folder")
-    adapt.add_argument("--data", required=True, metavar="FILE.npz", help="the new client's x and y (x_test, y_test)")
-    adapt.add_argument("--epochs", type=int, help="epochs of its training; usually as in the run")
-    adapt.add_argument("--out", metavar="FOLDER", help="folder to leave it in; usually RUN-FILE")
+    export.add_argument("--to", choices=FORMS, required=True, help="format to write")
+    export.add_argument(
+        "--out", metavar="FILE", help="the file to write; default: client-NUMBER in the working directory"
+    )
+    adapt.add_argument(
+        "--data",
+        required=True,
+        metavar="PATH",
+        help="the new client's labelled samples: .csv, .parquet, .npz with x and y, a folder of tables, or a folder "
+        "with one folder of images for each class",
+    )
+    adapt.add_argument("--epochs", type=int, help="epochs of its training; default: as in the run")
+    adapt.add_argument("--out", metavar="FOLDER", help="folder for the model; default: RUN-NAME")
     for made in (models, predict, evaluate, adapt):
         made.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run_of(chosen: argparse.Namespace) -> Run:
-    from coterie.personal.run import load_run
+    from coterie.runs.finding import load_run
 
-    return load_run(chosen.run, getattr(chosen, "model", None))
+    own = getattr(chosen, "model", None), hasattr(chosen, "trust_code"), getattr(chosen, "method", None)
+    return load_run(chosen.run, *own)
+
+
+def reading_of(chosen: argparse.Namespace) -> LabelledReading:
+    from coterie.personal.labelled import LabelledReading
+    from coterie.personal.labels import LabelMapping
+
+    return LabelledReading(
+        labels=LabelMapping.parse(getattr(chosen, "labels", None)),
+        label_column=getattr(chosen, "label_column", None),
+        group_column=getattr(chosen, "group_column", None),
+        drop_column=getattr(chosen, "drop_column", None),
+        resize=hasattr(chosen, "resize"),
+    )
 
 
 def do_models(chosen: argparse.Namespace) -> None:
@@ -63,11 +108,21 @@ def do_models(chosen: argparse.Namespace) -> None:
         print(json.dumps([{**vars(c), "file": str(c.file)} for c in run.clients], indent=2))
         return
     rows = [
-        [str(c.number), str(c.samples), str(c.classes), percent(c.accuracy), c.file.name, f"{c.size / 1e6:.2f} MB"]
+        [
+            *client_cells(run, c.number),
+            str(c.samples),
+            str(c.classes),
+            percent(c.accuracy),
+            percents(c.interval),
+            str(c.tested),
+            c.file.name,
+            f"{c.size / 1e6:.2f} MB",
+        ]
         for c in run.clients
     ]
-    note = f"accuracy: {MEASURED[run.point]}" if run.point else ""
-    show(f"Models in {run.path}", ("client", "samples", "classes", "accuracy", "file", "size"), rows, note)
+    note = f"accuracy: {MEASURED[run.point]}; {INTERVAL}" if run.point else ""
+    header = (*client_header(run), "samples", "classes", "accuracy", "95 %", "tested", "file", "size")
+    show(f"Models in {run.path}", header, rows, note)
 
 
 def do_predict(chosen: argparse.Namespace) -> None:
@@ -75,13 +130,20 @@ def do_predict(chosen: argparse.Namespace) -> None:
     from coterie.personal.use import predict
 
     run = run_of(chosen)
-    found = predict(run, chosen.client, read_samples(run, chosen.files, hasattr(chosen, "resize")), chosen.top)
+    how = reading_of(chosen)
+    samples = read_samples(run, chosen.files, how.resize, how.label_column, how.dropped)
+    found = predict(run, chosen.client, samples, chosen.top)
     if hasattr(chosen, "json"):
-        print(json.dumps(found, indent=2, ensure_ascii=False))
+        print(printable(json.dumps(found, indent=2, ensure_ascii=False), keep="\n"))
         return
-    rows = [[p["sample"], *(f"{c['name']} {percent(c['probability'])} %" for c in p["classes"])] for p in found]
-    header = ["sample", *map(ordinal, range(len(found[0]["classes"])))]
-    show(f"Client {chosen.client}", header, rows)
+    label = ["label"] if any("label" in p for p in found) else []
+    rows = [
+        [p["sample"], *(p.get(key, "") for key in label)]
+        + [f"{c['name']} {percent(c['probability'])} %" for c in p["classes"]]
+        for p in found
+    ]
+    header = ["sample", *label, *map(ordinal, range(len(found[0]["classes"])))]
+    show(f"Client {run.client_name(run.client_number(chosen.client))}", header, rows)
 
 
 def do_evaluate(chosen: argparse.Namespace) -> None:
@@ -89,26 +151,40 @@ def do_evaluate(chosen: argparse.Namespace) -> None:
 
     run = run_of(chosen)
     clients = chosen_clients(chosen.client, run)
-    found = evaluate(run, clients, getattr(chosen, "data", None), getattr(chosen, "data_dir", None))
+    data, folder = getattr(chosen, "data", None), getattr(chosen, "data_dir", None)
+    found = evaluate(run, clients, data, folder, reading_of(chosen))
     if hasattr(chosen, "json"):
-        print(json.dumps({"classes": run.class_names, "clients": [e.told() for e in found]}, indent=2))
+        told = [{"name": run.client_name(e.client), **e.as_dict()} for e in found]
+        print(json.dumps({"classes": run.class_names, "clients": told}, indent=2))
         return
     tested = [e.accuracy for e in found if e.accuracy is not None]
-    mean = f"mean over clients: {percent(sum(tested) / len(tested))}" if tested else ""
-    rows = [[str(e.client), str(e.samples), percent(e.accuracy), f"{e.loss:.4f}"] for e in found]
-    show("Clients", ("client", "samples", "accuracy", "loss"), rows, mean)
+    mean = f"mean over clients: {percent(sum(tested) / len(tested))}; {INTERVAL}" if tested else ""
+    rows = [
+        [
+            *client_cells(run, e.client),
+            str(e.samples),
+            percent(e.accuracy),
+            percents(e.interval),
+            f"{e.loss:.4f}" if e.samples else "",
+        ]
+        for e in found
+    ]
+    show("Clients", (*client_header(run), "samples", "accuracy", "95 %", "loss"), rows, mean)
     show_classes(run, together(found))
 
 
 def show_classes(run: Run, every: Evaluation) -> None:
-    """Accuracy and confusion by class, of all clients together."""
+    """Print accuracy and confusion by class, over all clients."""
     rows = [
         [name, percent(accuracy), *map(str, counts)]
         for name, accuracy, counts in zip(run.class_names, every.class_accuracy, every.confusion.tolist(), strict=True)
     ]
     names = [str(k) for k in range(run.classes)]
     show(
-        "Classes", ("class", "accuracy", *names), rows, "right of the accuracy: how many were taken for class 0, 1, ..."
+        "Classes",
+        ("class", "accuracy", *names),
+        rows,
+        "right of the accuracy: how many were classified as class 0, 1, ...",
     )
 
 
@@ -126,7 +202,7 @@ def do_adapt(chosen: argparse.Namespace) -> None:
 
     run = run_of(chosen)
     out = getattr(chosen, "out", None) or f"{run.path}-{Path(chosen.data).stem}"
-    record = adapt(run, chosen.data, out, getattr(chosen, "epochs", None))
+    record = adapt(run, chosen.data, out, getattr(chosen, "epochs", None), reading_of(chosen))
     before, after = record.accuracy("new_pre"), record.accuracy("new_post")
     if hasattr(chosen, "json"):
         print(json.dumps({"folder": str(out), "before": before, "after": after}, indent=2))
@@ -136,20 +212,31 @@ def do_adapt(chosen: argparse.Namespace) -> None:
 
 
 def chosen_clients(text: str, run: Run) -> list[int]:
-    from coterie.core.errors import CoterieError
-
-    if text == "all":
+    """The clients of --client: all, or names and numbers separated by commas. A name may contain commas."""
+    if text == "all" and text not in run.client_names:
         return list(run.numbers)
-    try:
-        return [int(number) for number in text.split(",")]
-    except ValueError:
-        raise CoterieError(f"--client is all, or numbers such as 3,5; not '{text}'") from None
+    if text in run.client_names:
+        return [run.client_number(text)]
+    return [run.client_number(client.strip()) for client in text.split(",")]
+
+
+def client_header(run: Run) -> tuple[str, ...]:
+    return ("client", "name") if run.client_names else ("client",)
+
+
+def client_cells(run: Run, number: int) -> tuple[str, ...]:
+    return (str(number), run.client_name(number)) if run.client_names else (str(number),)
 
 
 def show(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
-    from coterie.display import show_table
+    from coterie.analysis.terminal import show_table
 
     show_table(title, header, rows, note)
+
+
+def percents(interval: tuple[float, float] | None) -> str:
+    """Such as 64-95."""
+    return "" if interval is None else f"{100 * interval[0]:.0f}-{100 * interval[1]:.0f}"
 
 
 def percent(value: Any) -> str:

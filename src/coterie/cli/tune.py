@@ -9,8 +9,9 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coterie.cli.flags import MakeCommand, add_format, as_typed, asked_for, given
-from coterie.cli.train import add_method_flags, add_setting_flags, recalled
+from coterie.cli.flags import METHOD_HELP, MakeCommand, add_format, add_trust, as_typed, asked_for, given, model_args
+from coterie.cli.recalling import recalled
+from coterie.cli.train import add_method_flags, add_setting_flags
 
 if TYPE_CHECKING:
     from coterie.tuning import Tuned
@@ -19,8 +20,8 @@ HOW = ("search", "trials", "search_seed", "eta", "seeds", "budget_rounds", "budg
 
 
 def add_commands(command: MakeCommand, argv: list[str]) -> None:
-    tune = command("tune", do_tune, "search the settings of a method by a validation split, never by the test samples")
-    tune.add_argument("method", metavar="METHOD", nargs="?", help="`coterie methods` lists them")
+    tune = command("tune", do_tune, "search hyper-parameters on a validation split, never on the test samples")
+    tune.add_argument("method", metavar="METHOD", nargs="?", help=METHOD_HELP)
     if asked_for(argv, "tune"):
         add_tune_flags(tune)
         add_setting_flags(tune, leave_out=("validation",))
@@ -36,56 +37,67 @@ def add_tune_flags(parser: argparse.ArgumentParser) -> None:
         "--over",
         nargs="+",
         metavar="NAME=VALUES",
-        help="settings and what to try: lr=0.01,0.1 combine=true,false; for random ones also ranges: lr=0.001..0.1",
+        help="settings and values to try: lr=0.01,0.1 combine=true,false; for random search also ranges: lr=0.001..0.1",
     )
-    group.add_argument("--search", choices=SEARCHES, help="grid: all combinations; random; halving (usually grid)")
-    group.add_argument("--trials", type=int, help=f"settings to draw, for random and halving (usually {TRIALS})")
-    group.add_argument("--search-seed", type=int, metavar="SEED", help="seed of what is drawn (usually 0)")
-    group.add_argument("--eta", type=int, help="halving: the best 1/ETA go on with ETA times the rounds (usually 3)")
-    group.add_argument("--seeds", type=int, help="trainings of each setting, with seeds SEED, SEED + 1, ...")
+    group.add_argument(
+        "--search",
+        choices=SEARCHES,
+        help="grid: all combinations; random; halving; tpe and asha: Optuna (coterie[tune]); default: grid",
+    )
+    group.add_argument("--trials", type=int, help=f"settings to draw, for all searches but grid; default: {TRIALS}")
+    group.add_argument("--search-seed", type=int, metavar="SEED", help="seed of the proposals; default: 0")
+    group.add_argument("--eta", type=int, help="halving, asha: the best 1/ETA train ETA times longer; default: 3")
+    group.add_argument("--seeds", type=int, help="runs of each setting, with seeds SEED, SEED + 1, ...; default: 1")
     group.add_argument(
         "--validation",
         dest="held_out",
         type=float,
         metavar="SHARE",
-        help=f"share of everybody's training samples to choose by (usually {VALIDATION})",
+        help=f"share of each client's training samples to choose by; default: {VALIDATION}",
     )
-    group.add_argument("--budget-rounds", type=int, metavar="ROUNDS", help="rounds of all trials together, at most")
-    group.add_argument("--budget-minutes", type=float, metavar="MINUTES", help="time of all trials together, at most")
+    group.add_argument("--budget-rounds", type=int, metavar="ROUNDS", help="most rounds of all trials together")
+    group.add_argument("--budget-minutes", type=float, metavar="MINUTES", help="most time of all trials together")
     group.add_argument(
-        "--no-final", dest="final", action="store_false", help="no run of the best setting on the test samples"
+        "--no-final", dest="final", action="store_false", help="do not run the best setting on the test samples"
     )
-    group.add_argument("--out", metavar="FOLDER", help="folder of the search; if it is there, the search goes on")
-    group.add_argument("--resume", metavar="FOLDER", help="go on with the search in this folder, as it was asked")
+    group.add_argument("--out", metavar="FOLDER", help="folder of the search; if it exists, the search continues")
+    group.add_argument(
+        "--resume", metavar="FOLDER", help="continue the search in this folder with its original command"
+    )
+    add_trust(parser)
     group.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else")
     add_format(parser)
 
 
 def do_tune(chosen: argparse.Namespace) -> None:
-    from coterie import tables
+    from coterie.analysis import tables
+    from coterie.analysis.terminal import console
     from coterie.api import DataSettings, Execution, load_clients, make_method
+    from coterie.api.progress import errors, watcher
     from coterie.core.errors import CoterieError
-    from coterie.display import console, watcher
     from coterie.tuning.search import VALIDATION, tune
 
     format, as_json = getattr(chosen, "format", "terminal"), hasattr(chosen, "json")
     if hasattr(chosen, "resume"):
         chosen = resumed(chosen)
     if not hasattr(chosen, "method") or not hasattr(chosen, "over"):
-        raise CoterieError("say what to search, such as: coterie tune fedpac --over align=0.1,1,10 lr=0.01,0.1")
-    quiet = as_json or format != "terminal"
+        raise CoterieError(
+            "give a method and what to search, such as: coterie tune fedpac --over align=0.1,1,10 lr=0.01,0.1"
+        )
+    progress = None if as_json else console if format == "terminal" else errors
     command = {k: v for k, v in vars(chosen).items() if k not in ("act", "json", "format", "resume")}
     tuned = tune(
         chosen.method,
         over(chosen.over),
-        getattr(chosen, "model", None),
         load_clients(**given(chosen, DataSettings)),
+        getattr(chosen, "model", None),
         validation=getattr(chosen, "held_out", VALIDATION),
-        where=Execution(**given(chosen, Execution)),
+        backend=Execution(**given(chosen, Execution)),
         out=getattr(chosen, "out", None),
         head=getattr(chosen, "head", None),
+        model_args=model_args(chosen),
         protocol=getattr(chosen, "protocol", "pac"),
-        watching=lambda title, rounds: watcher(title, rounds, quiet),
+        watching=lambda title, rounds: watcher(title, rounds, progress),
         config={"command": {"cwd": os.getcwd(), **command}},
         **{name: value for name in HOW if (value := getattr(chosen, name, None)) is not None},
         **settings_of(chosen, type(make_method(chosen.method))),
@@ -104,7 +116,7 @@ def do_tune(chosen: argparse.Namespace) -> None:
 
 
 def resumed(chosen: argparse.Namespace) -> argparse.Namespace:
-    """The command of a search, in the folder that it was given in."""
+    """The command that began the search in this folder."""
     from coterie.core.errors import CoterieError
     from coterie.tuning.search import read_search
 
@@ -112,15 +124,15 @@ def resumed(chosen: argparse.Namespace) -> argparse.Namespace:
     command = read_search(folder).get("command")
     if not isinstance(command, dict) or "cwd" not in command:
         raise CoterieError(
-            f"{chosen.resume} was not begun by a command; in Python, call coterie.tune as it was called, with out="
+            f"{chosen.resume} was not begun by a command; in Python, call coterie.tune again with the same arguments"
         )
-    again = recalled(command, chosen)
+    again = recalled(command, chosen, folder)
     again.out = str(folder)
     return again
 
 
 def over(words: list[str]) -> dict[str, str]:
-    """Such as lr=0.01,0.1 -> lr and its values, as text."""
+    """Setting -> values as text, from words such as lr=0.01,0.1."""
     from coterie.core.errors import CoterieError
 
     found: dict[str, str] = {}
@@ -129,27 +141,29 @@ def over(words: list[str]) -> dict[str, str]:
         if not equals or not name:
             raise CoterieError(f"--over takes settings such as lr=0.01,0.1; '{word}' is not one")
         if name in found:
-            raise CoterieError(f"{name} is named twice; give all its values at once, such as {name}=1,2,3")
+            raise CoterieError(f"{name} is given twice; give all its values at once, such as {name}=1,2,3")
         found[name] = values
     return found
 
 
 def settings_of(chosen: argparse.Namespace, method: type) -> dict[str, Any]:
-    """What coterie.run takes as settings."""
-    from coterie.core.local import Sgd
+    """The settings of coterie.run among the flags."""
+    from coterie.core.optimizers import Sgd
     from coterie.federation import Safety, Settings
 
     return {name: value for part in (Sgd, Settings, Safety, method) for name, value in given(chosen, part).items()}
 
 
 def command_line(chosen: argparse.Namespace, tuned: Tuned) -> str:
-    """`coterie run` with the best setting, and with all else as it was said."""
+    """The command `coterie run` with the best setting and all other flags."""
     from coterie.api import DataSettings, Execution, make_method, method_name
-    from coterie.core.local import Sgd
+    from coterie.core.optimizers import Sgd
     from coterie.federation import Safety, Settings
 
     name = method_name(chosen.method)
     settings = {**vars(chosen), **tuned.best}
     named = [f"--{flag}={settings[flag]}" for flag in ("model", "head") if flag in settings]
+    arguments = [f"{name}={value}" for name, value in model_args(chosen).items()]
+    named += ["--model-args", *arguments] if arguments else []
     kinds = (DataSettings, Sgd, Settings, Safety, Execution, type(make_method(name)))
     return shlex.join(["coterie", "run", name, *named, *(flag for kind in kinds for flag in as_typed(kind, settings))])

@@ -1,1 +1,1 @@
-"""The vocabulary: pure functions on tensors, and what a method, a model and a client's data are."""
+"""The vocabulary: methods, models, batches, optimizers, losses, trees of tensors. No GPU code."""

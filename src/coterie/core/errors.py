@@ -1,21 +1,21 @@
-"""Errors that speak to the user: what was wrong, where, what to do."""
+"""Errors for users: what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class CoterieError(Exception):
-    """A mistake in what was asked or given. The command line prints it in one line and exits with 2."""
+    """A user's mistake. The command line prints it as one line and exits with code 2."""
 
 
 class Diverged(CoterieError):
-    """Training came to numbers that are not finite: with these settings it always will."""
+    """Training diverged: numbers are not finite. Repeating it with these settings does not help."""
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether there was too little of it. torch has an error of its own for a GPU, and only words for a CPU."""
+    """Whether an error means out of memory. For a CPU, torch raises a RuntimeError that only its text identifies."""
     said = ("out of memory", "DefaultCPUAllocator")
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(w in str(error) for w in said))
 
@@ -26,3 +26,8 @@ def unknown(what: str, name: str, known: Iterable[str]) -> CoterieError:
     near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names) or 'none'}"
     return CoterieError(f"unknown {what} '{name}': {hint}")
+
+
+def shortened(names: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"

@@ -1,4 +1,4 @@
-"""The gradient of a client's loss: by torch's tape for a client that is computed alone, by functions under vmap."""
+"""The gradient of a client's loss: by torch.autograd for a client that is computed alone, by torch.func under vmap."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from coterie.core.tree import Tree
 Objective = Callable[[Tree, Tree], tuple[Tensor, Tree]]  # weights, BatchNorm's statistics -> loss, new statistics
 
 
-def tape_gradient(f: Objective, weights: Tree, statistics: Tree) -> tuple[Tree, Tree]:
-    """Quicker, but cannot be vmapped."""
+def autograd_gradient(f: Objective, weights: Tree, statistics: Tree) -> tuple[Tree, Tree]:
+    """Faster, but does not work under vmap."""
     with torch.enable_grad():
         leaves = {n: t.detach().requires_grad_() for n, t in weights.items()}
         value, written = f(leaves, statistics)
@@ -21,8 +21,7 @@ def tape_gradient(f: Objective, weights: Tree, statistics: Tree) -> tuple[Tree, 
 
 
 def functional_gradient(f: Objective, weights: Tree, statistics: Tree) -> tuple[Tree, Tree]:
-    """What torch.func.grad does, without a graph of the gradient itself, and without its import of torch's compiler,
-    which takes seconds."""
+    """torch.func.grad without a graph of the gradient itself and without importing torch's compiler, which is slow."""
     if _begin is None:
         return torch.func.grad(f, has_aux=True)(weights, statistics)
     level = _begin()
@@ -39,12 +38,12 @@ def functional_gradient(f: Objective, weights: Tree, statistics: Tree) -> tuple[
 def _slopes(value: Tensor, leaves: Tree) -> Tree:
     if not leaves:
         return {}
-    if not value.requires_grad:  # nothing of it is used
+    if not value.requires_grad:  # the loss does not depend on the weights
         return {n: torch.zeros_like(t) for n, t in leaves.items()}
     return dict(zip(leaves, torch.autograd.grad(value, list(leaves.values()), materialize_grads=True), strict=True))
 
 
-try:  # inner parts of torch; where they are other ones, its public function does the same
+try:  # torch internals; torch.func.grad is used where they differ
     from torch._C._functorch import _grad_decrement_nesting as _end
     from torch._C._functorch import _grad_increment_nesting as _begin
     from torch._C._functorch import _unwrap_for_grad as _unwrap

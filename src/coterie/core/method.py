@@ -1,21 +1,24 @@
 """What a method is.
 
-A method is a frozen dataclass of hyper-parameters with pure functions. Those named `server_*` run on the
-server, those named `client_*` on ONE client; what crosses between them is `Down` and `Up`, nothing else.
-`Server` and `State` are what each side remembers: given in, handed out, never kept on `self`.
+A method is a frozen dataclass of hyper-parameters with pure functions. Functions named `server_*` run on the server,
+functions named `client_*` on ONE client; only the messages `Down` and `Up` cross between them. `Server` and `State` are
+the states of each side: arguments and results, never kept on `self`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from coterie.core.local import Data, Sgd
+from coterie.core.batch import Data
+from coterie.core.explicit import Explicit
 from coterie.core.model import Model
+from coterie.core.optimizers import Sgd
+from coterie.core.protections import Protections
 from coterie.core.tree import Tree
 
 Server = TypeVar("Server")
@@ -25,43 +28,60 @@ Up = TypeVar("Up")
 
 
 class Census(NamedTuple):
-    """What the clients said when they joined."""
+    """What clients report when they join."""
 
     samples: Tensor  # (m,) training samples
     class_counts: Tensor  # (m, K)
 
 
 @dataclass(frozen=True)
-class Method(ABC, Generic[Server, State, Down, Up]):
+class Method(Explicit, ABC, Generic[Server, State, Down, Up]):
     train: Sgd = field(default=Sgd(), metadata={"help": "local training"})
 
-    title: ClassVar[str]  # as the paper spells it
+    title: ClassVar[str]  # the paper's spelling
     # What a run reports, and at which point it is measured: `pre` (the personal model as downloaded), `post`
     # (after local training), `finished` (after client_finish), `global` (the server's model).
     results: ClassVar[dict[str, str]]
     personal_is_global: ClassVar[bool] = False  # True: before local training every client has the server's model
-    batched: ClassVar[bool] = True  # False: branches on tensor values, so clients must be looped
-    exact: ClassVar[bool] = False  # True: what is sent must arrive to the last bit, so it cannot travel rounded
+    stackable: ClassVar[bool] = True  # False: branches on tensor values, so clients must be looped
+    exact: ClassVar[bool] = False  # True: messages must arrive bit for bit, so they cannot be rounded
+
+    protections: ClassVar[Protections] = {}  # see core/protections.py
+    # True: this part of a network is trained on its own, or is what a client keeps or sends, so a network in which it
+    # has nothing to train (frozen, or without parameters) is refused.
+    needs_head: ClassVar[bool] = False
+    needs_encoder: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """A method derived from another reports under its own name: what it does not call itself, its class says."""
+        super().__init_subclass__(**options)
+        inherited: str | None = getattr(super(cls, cls), "title", None)
+        if inherited is None:
+            return
+        if "title" not in vars(cls):
+            cls.title = cls.__name__
+        if "results" not in vars(cls):
+            cls.results = {name.replace(inherited, cls.title, 1): point for name, point in cls.results.items()}
 
     def rehearsed(self) -> Method[Server, State, Down, Up]:
-        """The same for one who is server and client at once, to see what messages look like."""
+        """The method for a rehearsal, where one process is server and client at once."""
         return self
 
     @abstractmethod
     def server_init(self, model: Model, census: Census) -> Server: ...
 
     def server_welcome(self, server: Server) -> Tree:
-        """What a client is told once, when it joins."""
+        """What a client receives once, when it joins."""
         return {}
 
     @abstractmethod
     def server_send(self, server: Server, client: Tensor) -> Down:
-        """client: () its id."""
+        """The message to a client. client: () its id."""
 
     def server_greet(self, server: Server) -> Down | None:
-        """What a client that was never in training is sent; None where there is nothing to give.
+        """The message to a client that was not in training; None if there is none.
 
-        As it stands, right for methods that send all clients alike.
+        The default is correct for methods that send the same message to all clients.
         """
         return self.server_send(server, torch.tensor(0))
 
@@ -73,15 +93,15 @@ class Method(ABC, Generic[Server, State, Down, Up]):
 
     @abstractmethod
     def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
-        """clients: (S,) ids; ups: one Up with a leading axis of S."""
+        """The next server state. clients: (S,) ids. ups: one Up with a leading axis of S."""
 
     def client_finish(self, model: Model, state: State, down: Down, data: Data) -> State:
-        """Once, after the last round: a fine-tuning, a datastore."""
+        """The final step after the last round, such as fine-tuning or building a datastore."""
         return state
 
     @property
     def finishes(self) -> bool:
-        """Whether there is such a last step."""
+        """Whether the method has a final step."""
         return type(self).client_finish is not Method.client_finish
 
     @abstractmethod
@@ -89,9 +109,12 @@ class Method(ABC, Generic[Server, State, Down, Up]):
         """(B, K) logits of the personal model."""
 
     def server_predict(self, model: Model, server: Server, x: Tensor) -> Tensor | None:
-        """(B, K) logits of the global model; None where there is none."""
+        """(B, K) logits of the global model; None if there is none."""
         return None
 
     def server_report(self, server: Server) -> Tree:
-        """What is worth recording every round, beside the accuracies."""
+        """Tensors to record every round, in addition to accuracies."""
         return {}
+
+
+AnyMethod = Method[Any, Any, Any, Any]

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from coterie.core import padding
+from coterie.core.data import Transform, is_pixels
 from coterie.core.errors import CoterieError, unknown
-from coterie.core.samples import Transform
-from coterie.core.tree import Live, Tree, apply, is_statistic
+from coterie.core.head import outputs, split_head
+from coterie.core.layers import check_forward, check_layers, copied, frozen_of, is_frozen, weights_of
+from coterie.core.preprocess import Preprocess
+from coterie.core.tree import Live, Tree, apply, fill, flatten
 
 PRECISIONS = ("fp32", "tf32", "bf16")
+FROZEN = "frozen."  # prefix of the names of frozen tensors
 
 
 class Weights(NamedTuple):
-    """A whole network. Each dictionary: name -> tensor, BatchNorm's running statistics included."""
+    """The trained tensors of a network, by name, including BatchNorm's running statistics."""
 
     encoder: Tree  # θ in the papers
     head: Tree  # φ
@@ -30,16 +33,43 @@ class Weights(NamedTuple):
 
 @dataclass(frozen=True)
 class Model:
-    """The shape of a network, what it does with raw samples, and the weights every client starts from."""
+    """A network, how it prepares raw samples, and the weights that every client starts from."""
 
     encoder: nn.Module
     head: nn.Module
     start: Weights
     dim: int  # d, length of z
     classes: int  # K
-    mean: Tensor  # (C,) of pixels scaled to 0..1; empty: take samples as they are
-    std: Tensor  # (C,)
+    preprocess: Preprocess
     precision: str = "fp32"  # of matrix products: fp32, tf32, or bf16; sums and weights keep their type
+    head_name: str = ""  # name of the head in the user's network
+    draws: str = ""  # layers that draw random numbers in training, such as dropout; empty: none
+
+    @property
+    def frozen(self) -> Tree:
+        """Frozen parameters and constant buffers by dotted name, shared by all clients."""
+        parts = ((name, getattr(self, name), weights) for name, weights in self.start._asdict().items())
+        return {f"{part}.{n}": t for part, module, own in parts for n, t in frozen_of(module, own).items()}
+
+    @property
+    def initial(self) -> Tree:
+        """What a client needs to join: the initial weights and the frozen tensors."""
+        return flatten(self.start) | {f"{FROZEN}{name}": t for name, t in self.frozen.items()}
+
+    def begin_from(self, initial: Tree) -> Model:
+        """The same network with these tensors, named as in `initial`."""
+        parts: dict[str, Any] = {}
+        for part in self.start._fields:
+            parts[part] = copied(getattr(self, part))
+            prefix = f"{FROZEN}{part}."
+            own = {n.removeprefix(prefix): t for n, t in initial.items() if n.startswith(prefix)}
+            parts[part].load_state_dict(own, strict=False)
+        return replace(self, **parts, start=fill(self.start, initial))
+
+    @property
+    def mean(self) -> Tensor:
+        """(C,) Its dtype and device are those of the whole model."""
+        return self.preprocess.mean
 
     def __call__(self, weights: Weights, x: Tensor) -> Tensor:
         """(B, ...) raw samples -> (B, K) logits."""
@@ -47,21 +77,21 @@ class Model:
 
     def features(self, encoder: Tree, x: Tensor) -> Tensor:
         """(B, ...) raw samples -> (B, d)."""
-        return self._call(self.encoder, encoder, self.normalise(x))
+        return self._call(self.encoder, encoder, self.prepare(x))
 
     def logits(self, head: Tree, z: Tensor) -> Tensor:
         return self._call(self.head, head, z)
 
     def maps(self, encoder: Tree, x: Tensor) -> tuple[list[Tensor], Tensor]:
-        """What comes out of each block of a chain of layers, (B, C, H, W), and the features (B, d).
+        """The output (B, C, H, W) of each block of an nn.Sequential encoder, and the features (B, d).
 
-        A block: a layer with convolutions, and those after it up to the next such layer.
+        A block is a layer with convolutions and the layers after it up to the next one.
         """
         if not isinstance(self.encoder, nn.Sequential):
-            raise CoterieError("the inner maps of this encoder cannot be told; it must be an nn.Sequential")
+            raise CoterieError("the maps of this encoder are not available; it must be an nn.Sequential")
         maps: list[Tensor] = []
         _as_in_training(self.encoder, isinstance(encoder, Live))
-        z = self.normalise(x)
+        z = self.prepare(x)
         for name, layer in self.encoder._modules.items():  # named_children() skips an activation that is used twice
             assert layer is not None
             begins = any(isinstance(m, nn.Conv2d) for m in layer.modules())
@@ -70,17 +100,15 @@ class Model:
                 z = functional_call(layer, own, (z,))
             if begins:
                 maps.append(z)
-            elif maps and z.ndim == 4 and z.shape[2:].numel() > 1:  # a map of one pixel tells nothing
+            elif maps and z.ndim == 4 and z.shape[2:].numel() > 1:  # a map of one pixel has no information
                 maps[-1] = z
         if not maps:
             raise CoterieError("this encoder has no convolutions, so there are no maps to compare")
         return maps, z.to(self.mean.dtype)
 
-    def normalise(self, x: Tensor) -> Tensor:
-        unit = 255 if x.dtype == torch.uint8 else 1
-        x = x.movedim(1, -1).to(self.mean.dtype)  # channels last, so that this order in memory survives
-        x = (x - unit * self.mean) / (unit * self.std) if self.mean.numel() else x / unit
-        return x.movedim(-1, 1)
+    def prepare(self, x: Tensor) -> Tensor:
+        prepared: Tensor = self.preprocess(x)
+        return prepared
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Model:
         def move(t: Tensor) -> Tensor:
@@ -88,15 +116,14 @@ class Model:
 
         return replace(
             self,
-            encoder=copy.deepcopy(self.encoder).to(device, dtype),
-            head=copy.deepcopy(self.head).to(device, dtype),
+            encoder=copied(self.encoder).to(device, dtype),
+            head=copied(self.head).to(device, dtype),
             start=apply(move, self.start),
-            mean=move(self.mean),
-            std=move(self.std),
+            preprocess=copy.deepcopy(self.preprocess).to(device, dtype),
         )
 
     def _call(self, module: nn.Module, weights: Tree, x: Tensor) -> Tensor:
-        _as_in_training(module, isinstance(weights, Live))  # what is not under training is used as in testing
+        _as_in_training(module, isinstance(weights, Live))  # weights that are not trained here: evaluation mode
         with self._precision(), self._padding():
             result: Tensor = functional_call(module, weights, (x,))
         return result.to(self.mean.dtype)
@@ -109,61 +136,43 @@ class Model:
     def _padding(self) -> AbstractContextManager[object]:
         if not self.batch_norm:
             return nullcontext()
-        return padding.left_out(widen=self.precision == "bf16" and self.mean.device.type == "cpu")
+        return padding.left_out(widen=self.precision == "bf16")
 
     @cached_property
     def batch_norm(self) -> bool:
-        """Whether the samples of a batch influence each other."""
+        """Whether the network has BatchNorm, so that the samples of a batch influence each other."""
         modules = (*self.encoder.modules(), *self.head.modules())
         return any(isinstance(m, nn.modules.batchnorm._NormBase) for m in modules)
 
     @property
     def minds_padding(self) -> bool:
-        """Whether samples that fill up a batch influence the real ones: a layer that is like BatchNorm, but another."""
+        """Whether padding changes the outputs of real samples: a layer like BatchNorm that is not handled."""
         return not all(map(padding.is_left_out_by, (*self.encoder.modules(), *self.head.modules())))
 
     @property
     def tests_by_batch(self) -> bool:
-        """Whether they do so in testing too: BatchNorm without running statistics."""
+        """Whether samples influence each other in evaluation too: BatchNorm without running statistics."""
         modules = (*self.encoder.modules(), *self.head.modules())
         return any(isinstance(m, nn.modules.batchnorm._NormBase) and m.running_mean is None for m in modules)
 
 
 def _as_in_training(module: nn.Module, training: bool) -> None:
-    if module.training != training:
-        module.train(training)
+    if module.training == training:
+        return
+    module.train(training)
+    for layer in module.modules() if training else ():
+        if is_frozen(layer):
+            layer.eval()  # its statistics do not change
 
 
 def set_precision(precision: str, device: torch.device) -> None:
-    """Whether products of float32 may round their factors to TF32, in this process."""
+    """Allow or forbid TF32 for float32 matrix products, in this process."""
     if precision not in PRECISIONS:
         raise unknown("precision", precision, PRECISIONS)
     if precision == "tf32" and device.type != "cuda":
-        raise CoterieError("precision tf32 is something that GPUs have; on a CPU take fp32 or bf16")
+        raise CoterieError("precision tf32 needs a GPU; on a CPU use fp32 or bf16")
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
-
-
-def split_head(network: nn.Module, head: str | None = None) -> tuple[nn.Module, nn.Module]:
-    """Encoder and head of a network: its own `encoder` and `head`, or the named module, or its last one."""
-    network = copy.deepcopy(network)
-    parts = dict(network.named_children())
-    if head is None and {"encoder", "head"} == set(parts):
-        return parts["encoder"], parts["head"]
-    if head is None and isinstance(network, nn.Sequential) and len(network) > 1:
-        *below, _ = network._modules.items()  # not network[:-1], which a subclass may not be able to make
-        return nn.Sequential(OrderedDict(below)), network[-1]
-    name = head or next((n for n, m in reversed(list(network.named_modules())) if n and not list(m.children())), None)
-    if not name:
-        raise CoterieError("this network has no modules inside, so no head can be found; wrap it in nn.Sequential")
-    try:
-        found = network.get_submodule(name)
-    except AttributeError:
-        known = ", ".join(n for n, _ in network.named_modules() if n)
-        raise CoterieError(f"the network has no module '{name}' to be its head; it has: {known}") from None
-    owner, _, last = name.rpartition(".")
-    setattr(network.get_submodule(owner), last, nn.Identity())
-    return network, found
 
 
 def make_model(
@@ -172,32 +181,82 @@ def make_model(
     classes: int,
     transform: Transform | None = None,
     head: str | None = None,
+    sample_type: torch.dtype = torch.float32,
 ) -> Model:
-    """A Model from any network whose last module is its head, or whose head is named."""
-    encoder, top = split_head(network, head)
-    for part in (encoder, top):
-        for module in part.modules():
-            if isinstance(module, nn.modules.batchnorm._NormBase):
-                module.num_batches_tracked = None  # only for torch's cumulative average; not a weight
-    start = Weights(_weights(encoder), _weights(top))
-    transform = transform or Transform()
-    dtype = next((t.dtype for part in start for t in part.values()), torch.get_default_dtype())
-    mean, std = (torch.tensor(values, dtype=dtype) for values in (transform.mean, transform.std))
-    model = Model(encoder, top, start, 0, classes, mean, std)
-    try:
-        z = model.features(start.encoder, torch.zeros(2, *shape, dtype=dtype))
-        logits = model.logits(start.head, z)
-    except RuntimeError as error:
-        raise CoterieError(f"the model cannot take samples of shape {shape}: {error}") from None
-    if z.ndim != 2 or logits.shape != (2, classes):
+    """A Model from any network. head: name of its head, if not the one that `split_head` finds.
+
+    shape, sample_type: of one raw sample. Parameters with requires_grad=False are frozen: they are shared by all
+    clients, never trained and never sent in a round.
+    """
+    network = _copied(network)
+    trained = [p for p in network.parameters() if p.requires_grad]
+    if not trained:
+        frozen = any(True for _ in network.parameters())
+        what = "has no parameters" if not frozen else "is frozen, all its parameters have requires_grad=False"
+        raise CoterieError(f"the model {what}: there is nothing to train")
+    preprocess = Preprocess(transform or Transform(), trained[0].dtype)
+    x, expected = _input(network, preprocess, shape, classes, sample_type)
+    draws = check_forward(network, x, expected)
+    encoder, top, name = split_head(network, x, expected, head)
+    start = Weights(weights_of(encoder), weights_of(top))
+    model = Model(encoder, top, start, 0, classes, preprocess, head_name=name, draws=draws)
+    with torch.no_grad():
+        z = model._call(encoder, start.encoder, x)
+    if z.ndim != 2:
         raise CoterieError(
-            f"the model gives features {tuple(z.shape[1:])} and outputs {tuple(logits.shape[1:])}; "
-            f"needed are a feature vector and one output for each of {classes} classes. Is the head named?"
+            f"the head '{name}' is given features of shape {tuple(z.shape[1:])}, it must be given a vector for each "
+            "sample; name another head with head=... or --head"
         )
-    return Model(encoder, top, start, z.shape[1], classes, mean, std)
+    return replace(model, dim=z.shape[1])
 
 
-def _weights(module: nn.Module) -> Tree:
-    named = {n: p.detach().clone() for n, p in module.named_parameters()}
-    named.update({n: b.detach().clone() for n, b in module.named_buffers() if is_statistic(n)})
-    return named
+def _copied(network: nn.Module) -> nn.Module:
+    check_layers(network)
+    try:
+        network = copy.deepcopy(network)
+    except RuntimeError as error:  # a module holds a tensor with a gradient
+        raise CoterieError(f"the model cannot be copied: {error}") from None
+    for module in network.modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase):
+            module.num_batches_tracked = None  # used for torch's cumulative average only
+    return network
+
+
+def _input(
+    network: nn.Module, preprocess: Preprocess, shape: tuple[int, ...], classes: int, sample_type: torch.dtype
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Random input (2, ...) of a network, and its outputs. Networks that call .view need contiguous samples."""
+    raw = torch.zeros(2, *shape, dtype=sample_type)
+    if raw.is_floating_point():
+        raw = raw.to(preprocess.mean.dtype)
+    if raw.ndim == 4:
+        raw = raw.to(memory_format=torch.channels_last)  # the format of clients' images
+    for channels_last in (True, False):
+        preprocess.channels_last = channels_last
+        try:
+            x = _random(preprocess(raw))
+            expected = outputs(network, x)
+        except (RuntimeError, IndexError, ValueError, TypeError) as error:
+            failure = error
+            continue
+        out = expected[0]
+        if not isinstance(out, Tensor) or out.shape != (2, classes):
+            got = f"outputs of shape {tuple(out.shape[1:])}" if isinstance(out, Tensor) else type(out).__name__
+            raise CoterieError(f"the model returns {got}, it must return one logit for each of {classes} classes")
+        return x, expected
+    kind = str(raw.dtype).removeprefix("torch.")
+    integers = (
+        ""
+        if raw.is_floating_point() or is_pixels(shape, raw.dtype)
+        else "; integers reach the network as they are, for an nn.Embedding; if they are features, read them with "
+        "--input values, if they are gray images, with --input image"
+    )
+    told = " x ".join(map(str, shape))
+    raise CoterieError(f"the model cannot take {kind} samples of shape {told}: {failure}{integers}") from None
+
+
+def _random(x: Tensor) -> Tensor:
+    """Random values like x; integers are below 2, to fit any vocabulary."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        return torch.randn_like(x) if x.is_floating_point() else torch.randint_like(x, 2)

@@ -1,6 +1,6 @@
-"""BatchNorm leaves out samples that only fill up a batch: it is the layer that would mix them with the real ones.
+"""BatchNorm without padding: the one layer that would mix padded samples with real ones.
 
-Who feeds a batch says which of its samples are real. The layers of a network stay those that torch has.
+`known` marks which samples of a batch are real; inside `left_out`, torch's BatchNorm uses only these.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C import _functorch as functorch
 from torch.overrides import TorchFunctionMode
 
-from coterie.core import norm, stacks
+from coterie.core import ops
 from coterie.core.errors import CoterieError
 
+CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)
 _real: ContextVar[Tensor | None] = ContextVar("real", default=None)
 
 
 @contextmanager
 def known(real: Tensor | None) -> Iterator[None]:
-    """Networks are given batches meanwhile of which these samples (B,) are real; None: all are."""
+    """Mark which samples (B,) are real while the network runs; None: all are."""
     token = _real.set(real)
     try:
         yield
@@ -32,13 +34,13 @@ def known(real: Tensor | None) -> Iterator[None]:
 
 
 def left_out(widen: bool = False) -> AbstractContextManager[object]:
-    """BatchNorm does not see padding meanwhile, if there is any. widen: it computes in single precision at least."""
+    """BatchNorm ignores padding inside this block. widen: normalize bf16 samples in float32 where torch requires it."""
     real = _real.get()
     return nullcontext() if real is None and not widen else RealOnly(real)
 
 
 def is_left_out_by(layer: nn.Module) -> bool:
-    """Whether padding cannot change what this layer does with real samples."""
+    """Whether padding does not change this layer's output for real samples."""
     norm = isinstance(layer, nn.modules.batchnorm._NormBase)
     return not norm or type(layer).forward is nn.modules.batchnorm._BatchNorm.forward
 
@@ -46,14 +48,25 @@ def is_left_out_by(layer: nn.Module) -> bool:
 class RealOnly(TorchFunctionMode):
     def __init__(self, real: Tensor | None) -> None:
         super().__init__()
-        self.real = real  # (B,), or None: all are
+        self.real = real  # (B,) mask of real samples; None: all are
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is F.batch_norm:
             return batch_norm(self.real, *args, **kwargs or {})
+        if func in CONVOLUTIONS and len(args) > 2 and args[2] is not None:
+            args = lowered(*args)
         return func(*args, **kwargs or {})
+
+
+def lowered(x: Tensor, weight: Tensor, bias: Tensor, *more: Any) -> tuple[Any, ...]:
+    """The arguments of a convolution in autocast's type. Under vmap with shared weights it leaves the bias as it is."""
+    kind = weight.device.type
+    if not torch.is_autocast_enabled(kind) or weight.dtype == torch.float64:
+        return x, weight, bias, *more
+    dtype = torch.get_autocast_dtype(kind)
+    return x.to(dtype), weight.to(dtype), bias.to(dtype), *more
 
 
 def batch_norm(
@@ -67,37 +80,31 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """F.batch_norm of x (B, C, ...), its statistics those of the real samples (B,).
+    """F.batch_norm of x (B, C, ...) with the statistics of the real samples (B,).
 
-    Where none is real all count: what comes out does not matter, but must be finite.
+    If none is real all count: the result is not used, but must be finite.
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     if real is None or not training:
+        wide = x if takes_bf16(x) else wide
         return F.batch_norm(wide, running_mean, running_var, weight, bias, training, momentum, eps).to(x.dtype)
     if len(x) != len(real):
         raise CoterieError(
-            f"a BatchNorm of this network is given {len(x)} samples where the batch has {len(real)}, so it cannot be "
-            "told which of them are padding; use clients=looped"
+            f"a BatchNorm of this network is given {len(x)} samples where the batch has {len(real)}, so it is "
+            "unknown which of them are padding; use backend=looped"
         )
     pixels = wide.reshape(*x.shape[:2], -1)
-    normalise = norm.batch_norm if stacks.usable(x.device) else plain_batch_norm
-    out, mean, var = normalise(real, pixels, weight, bias, eps)
+    out, mean, var = ops.current().masked_batch_norm(real, pixels, weight, bias, eps)
     if running_mean is not None and running_var is not None:
         for running, new in ((running_mean, mean), (running_var, var)):
             running.mul_(1 - momentum).add_(new.detach(), alpha=momentum)
     return out.view(x.shape).to(x.dtype)
 
 
-def plain_batch_norm(
-    real: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """x (B, C, L) normalised, and mean and unbiased variance (C,) of its real samples (B,)."""
-    counts = (real | ~real.any()).to(x.dtype)
-    share = (counts / counts.sum())[:, None]  # (B, 1)
-    var, mean = torch.var_mean(x, 2, correction=0)  # (B, C) of each sample
-    middle = (share * mean).sum(0)  # (C,)
-    spread = (share * (var + (mean - middle).square())).sum(0)
-    n = counts.sum() * x.shape[2]
-    scale = (spread + eps).rsqrt() if weight is None else (spread + eps).rsqrt() * weight
-    shift = -middle * scale if bias is None else bias - middle * scale
-    return torch.addcmul(shift[:, None], x, scale[:, None]), middle, spread * n / (n - 1).clamp_min(1)
+def takes_bf16(x: Tensor) -> bool:
+    """Whether torch has a gradient of BatchNorm for bf16 samples and float32 weights.
+
+    Neither the CPU nor vmap does: the rule of vmap multiplies the bf16 gradient by the float32 weight, and then calls a
+    kernel that requires bf16.
+    """
+    return x.is_cuda and not functorch.is_functorch_wrapped_tensor(x)

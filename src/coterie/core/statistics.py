@@ -25,7 +25,7 @@ def class_statistics(z: Tensor, y: Tensor, classes: int, real: Tensor | None = N
 
 
 def merge_means(means: Tensor, counts: Tensor, previous: Tensor) -> Tensor:
-    """(K, d) mean of class means (S, K, d), weighted by counts (S, K); the previous one where nobody has the class."""
+    """(K, d) mean of class means (S, K, d), weighted by counts (S, K); the previous one for classes without samples."""
     total = counts.sum(0)  # (K,)
     merged = torch.einsum("sk,skd->kd", counts / torch.where(total > 0, total, 1), means)
     return torch.where(total[:, None] > 0, merged, previous)

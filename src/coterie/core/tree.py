@@ -19,11 +19,11 @@ Tree = dict[str, Tensor]
 STATISTICS = (
     "running_mean",
     "running_var",
-)  # BatchNorm's buffers ride beside the weights, under torch's names
+)  # BatchNorm's buffers, kept with the weights under torch's names
 
 
 class Live(dict[str, Tensor]):
-    """Weights under training. BatchNorm uses batch statistics with them, and writes its running ones into them."""
+    """Weights in training mode: BatchNorm uses batch statistics and updates its running statistics in place."""
 
 
 def is_statistic(name: str) -> bool:
@@ -31,12 +31,12 @@ def is_statistic(name: str) -> bool:
 
 
 def live(weights: Tree) -> Live:
-    """Weights that act as under training without being trained; BatchNorm writes into a copy of its statistics."""
+    """Weights in training mode that are not trained; BatchNorm updates a copy of its statistics."""
     return Live({name: t.clone() if is_statistic(name) else t for name, t in weights.items()})
 
 
 def apply(f: Callable[..., Tensor], tree: T, *others: T) -> T:
-    """f on the tensors that stand in the same place of each tree."""
+    """f on corresponding tensors of the trees."""
     node: Any = tree
     if isinstance(node, Tensor):
         return cast(T, f(node, *others))
@@ -68,7 +68,7 @@ def flatten(tree: object) -> Tree:
 
 
 def trained(tree: object) -> Tree:
-    """What training moves, by dotted name: all tensors but BatchNorm's statistics."""
+    """Trained tensors by dotted name: all but BatchNorm's statistics."""
     return {name: tensor for name, tensor in items(tree) if not is_statistic(name)}
 
 
@@ -96,12 +96,12 @@ def leaves(tree: object) -> list[Tensor]:
 
 
 def stack(trees: Sequence[T]) -> T:
-    """One tree with a leading axis from many."""
+    """Stack trees along a new leading axis."""
     return apply(lambda *rows: torch.stack(rows), *trees)
 
 
 def join(parts: Sequence[T]) -> T:
-    """The rows of all parts. Where what is kept for each sample is of unlike length, zeros at the end fill it up."""
+    """Concatenate the rows of all parts. Tensors with one entry per sample are padded with zeros to equal length."""
 
     def rows(*tensors: Tensor) -> Tensor:
         if tensors[0].ndim < 2:
@@ -118,7 +118,7 @@ def longer(t: Tensor, length: int) -> Tensor:
 
 
 def alike(t: Tensor) -> bool:
-    """Whether all rows are one and the same, not copied."""
+    """Whether all rows share one memory (an expanded tensor)."""
     return t.ndim > 0 and len(t) > 1 and t.stride(0) == 0
 
 
@@ -153,7 +153,7 @@ def average(trees: T, samples: Tensor) -> T:
 
 
 def blend(a: T, b: T, share: Tensor | float) -> T:
-    """share * a + (1 - share) * b, but BatchNorm's statistics as in a."""
+    """share * a + (1 - share) * b, with BatchNorm's statistics of a."""
     there = flatten(b)
     mixed = {n: t if is_statistic(n) else share * t + (1 - share) * there[n] for n, t in items(a)}
     return fill(a, mixed, leaf=None)
@@ -164,7 +164,7 @@ def where(condition: Tensor, yes: T, no: T) -> T:
 
 
 def overlay(base: T, top: object) -> T:
-    """The named tuple `base` with every field that `top` also has, and fills, taken from `top`."""
+    """The named tuple `base` with the fields that `top` also has taken from `top`."""
     shared = set(cast(Any, base)._fields) & set(cast(Any, top)._fields)
     return cast(T, cast(Any, base)._replace(**{name: getattr(top, name) for name in shared}))
 
@@ -178,13 +178,18 @@ def finite(trees: object, rows: int) -> Tensor:
 
 
 def fetched(trees: T) -> T:
-    """The same on the CPU. However many tensors are on a GPU, it is waited for once."""
+    """Copy to the CPU, with one synchronization for all tensors of a GPU."""
     copies = apply(lambda t: t.to("cpu", non_blocking=t.is_cuda), trees)  # into page-locked memory
     for gpu in {t.device for t in leaves(trees) if t.is_cuda}:
         torch.cuda.current_stream(gpu).synchronize()
-    return apply(lambda t, copy: copy.clone() if t.is_cuda else copy, trees, copies)  # page-locked memory goes back
+    return apply(lambda t, copy: copy.clone() if t.is_cuda else copy, trees, copies)  # release page-locked memory
 
 
 def size(tree: object) -> int:
     """Bytes of all tensors."""
     return sum(t.numel() * t.element_size() for t in leaves(tree))
+
+
+def not_finite(tensors: Tree) -> list[str]:
+    """Names of the tensors that hold a number that is not finite."""
+    return [name for name, t in tensors.items() if t.is_floating_point() and not bool(t.isfinite().all())]

@@ -1,11 +1,12 @@
-"""Datasets, and ways to divide them among clients."""
+"""Datasets, partitions and scenarios; `data/user/` reads people's own files."""
 
 from coterie.data.datasets import DATASETS, Dataset, at_hand, load
+from coterie.data.describe import describe_input, some
 from coterie.data.gather import divide, federate
 from coterie.data.partition import Labels, Partition
 from coterie.data.picture import picture
 from coterie.data.scenarios import PARTITIONS
-from coterie.data.statistics import normalised
+from coterie.data.statistics import filled, normalised
 from coterie.data.transforms import TRANSFORMS, transform
 
 __all__ = [
@@ -16,10 +17,13 @@ __all__ = [
     "Labels",
     "Partition",
     "at_hand",
+    "describe_input",
     "divide",
     "federate",
+    "filled",
     "load",
     "normalised",
     "picture",
+    "some",
     "transform",
 ]

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coterie.core.data import Transform
 from coterie.core.errors import CoterieError, unknown
-from coterie.core.samples import Transform
 from coterie.data.formats import read_cifar, read_idx, read_image_folders, read_pickle
 from coterie.data.heart import read_heart
 from coterie.data.packed import unpack
@@ -64,6 +64,8 @@ class Dataset:
     classes: tuple[str, ...]  # the name of every class
     transform: Transform = field(default_factory=Transform)
     owners: tuple[Tensor, Tensor] | None = None  # (N,) int64: the client each train and test sample comes from
+    groups: tuple[Tensor, Tensor] | None = None  # (N,) int64: train and test samples of one group stay together
+    client_names: tuple[str, ...] = ()  # of the owners
     record: dict[str, Any] = field(default_factory=dict)  # kept with every partition of it
 
     def __post_init__(self) -> None:
@@ -205,9 +207,10 @@ def _read_small(roots: Sequence[Path]) -> Dataset:
 
 
 def _read_heart(roots: Sequence[Path]) -> Dataset:
-    x, y, hospital, test = read_heart(SHIPPED / "heart_disease.npz")
+    x, y, hospital, test, names, transform = read_heart(SHIPPED / "heart_disease.npz")
     owners = (torch.from_numpy(hospital[~test]), torch.from_numpy(hospital[test]))
-    return _dataset("heart-disease", (x[~test], y[~test]), (x[test], y[test]), ("healthy", "disease"), owners=owners)
+    made = _dataset("heart-disease", (x[~test], y[~test]), (x[test], y[test]), ("healthy", "disease"), owners=owners)
+    return replace(made, client_names=names, transform=transform)
 
 
 DATASETS: dict[str, Source] = {

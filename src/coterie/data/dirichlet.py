@@ -129,7 +129,12 @@ def _retry(
         if counts is not None and smallest >= min_size:
             return counts
         best = max(best, smallest)
+    if clients * min_size > sum(sizes):
+        raise CoterieError(
+            f"{sum(sizes)} samples are too few for {clients} clients with min_size={min_size}, which need "
+            f"{clients * min_size}; lower min_size or num_clients"
+        )
     raise CoterieError(
-        f"{sum(sizes)} samples for {clients} clients at alpha={alpha}: not in {retries} draws did every client get "
-        f"{min_size} (at best {best}); raise alpha or retries, or lower min_size or num_clients"
+        f"no draw of {retries} gave each of {clients} clients min_size={min_size} of {sum(sizes)} samples at "
+        f"alpha={alpha} (the best had {best}); lower min_size or num_clients, or raise alpha or retries"
     )

@@ -1,10 +1,11 @@
 """Clients in groups, each with a few dominant classes (FedPAC, 2023), and the variants of that paper's appendix.
 
-A client of n samples has n·s% spread evenly over all classes; the rest is of its group's dominant classes. Nothing is
-random: each class is dealt from the front, and from the front again when too few are left. So large federations share
-samples, and a client can get one twice if it wants nearly all of a class. As in the authors' code, what does not divide
-evenly goes to the last class (remainder 'last'; 'spread' is fairer), and CIFAR and CINIC are dealt from an offset. One
-thing differs: equal labels are sorted stably.
+A client of n samples has n·s% spread evenly over all classes; the rest is of its group's dominant classes. Without a
+seed nothing is random: each class is dealt from the front, in the order of the dataset, and from the front again when
+too few are left; with a seed the samples of each class are shuffled first. So large federations share samples, and a
+client can get one twice if it wants nearly all of a class. As in the authors' code, what does not divide evenly goes to
+the last class (remainder 'last'; 'spread' is fairer), and CIFAR and CINIC are dealt from an offset. One thing differs:
+equal labels are sorted stably.
 """
 
 from __future__ import annotations
@@ -41,11 +42,14 @@ LAYOUTS = {
 
 
 class Pool:
-    """The samples of each class in a row, dealt from the front."""
+    """The samples of each class in a row, dealt from the front. key: shuffles each row; None: as in the dataset."""
 
-    def __init__(self, y: Indices, classes: int, offset: int = 0) -> None:
+    def __init__(self, y: Indices, classes: int, offset: int = 0, key: Sequence[int] | None = None) -> None:
         ends = np.cumsum(np.bincount(y, minlength=classes))
         self.rows = np.split(np.argsort(y, kind="stable"), ends[:-1])
+        if key is not None:
+            draw = np.random.default_rng(key)
+            self.rows = [draw.permutation(row) for row in self.rows]
         self.next = [offset] * classes
 
     def take(self, label: int, size: int, advance: int | None = None) -> Indices:
@@ -104,19 +108,28 @@ def dominant(
     train_offset: int | None = None,
     test_offset: int | None = None,
     remainder: str = "last",
+    seed: int | None = None,
 ) -> Partition:
     """Groups of clients with dominant classes; `noniid_s` percent of a client's samples are of all classes alike."""
     at_least(1, num_clients=num_clients)
     layout = _layout(labels, local_size, test_size, train_offset, test_offset)
-    return _dominant(labels, [layout.local_size] * num_clients, layout, noniid_s, remainder)
+    return _dominant(labels, [layout.local_size] * num_clients, layout, noniid_s, remainder, seed=seed)
 
 
 @recorded
 def scarce(
-    labels: Labels, *, num_clients: int = 1000, noniid_s: float = 20, local_size: int = 50, test_size: int = 300
+    labels: Labels,
+    *,
+    num_clients: int = 1000,
+    noniid_s: float = 20,
+    local_size: int = 50,
+    test_size: int = 300,
+    seed: int | None = None,
 ) -> Partition:
     """Dominant classes, with many clients of few samples each."""
-    return dominant(labels, num_clients=num_clients, noniid_s=noniid_s, local_size=local_size, test_size=test_size)
+    return dominant(
+        labels, num_clients=num_clients, noniid_s=noniid_s, local_size=local_size, test_size=test_size, seed=seed
+    )
 
 
 @recorded
@@ -153,7 +166,8 @@ def concept_shift(
     draw = np.random.default_rng(seed)
     known = np.arange(labels.classes)
     maps = np.stack([known, *(draw.permutation(labels.classes) for _ in range(max(made.groups)))])
-    return replace(made, label_maps=maps[list(made.groups)])
+    settings = {name: value for name, value in made.settings.items() if name != "seed"}  # that of the names is another
+    return replace(made, label_maps=maps[list(made.groups)], settings=settings)
 
 
 @recorded
@@ -164,11 +178,12 @@ def rotation(
     local_size: int | None = None,
     test_size: int | None = None,
     angles: tuple[float, ...] = (0, 72, 144, 216, 288),
+    seed: int | None = None,
 ) -> Partition:
     """All classes alike on every client; the images of each group are turned by its angle (degrees)."""
     at_least(1, num_clients=num_clients, angles=len(angles))
     layout = _layout(labels, local_size, test_size)
-    made = _dominant(labels, [layout.local_size] * num_clients, layout, 100, groups=[[0]] * len(angles))
+    made = _dominant(labels, [layout.local_size] * num_clients, layout, 100, groups=[[0]] * len(angles), seed=seed)
     return replace(made, angles=tuple(float(angles[group]) for group in made.groups))
 
 
@@ -199,17 +214,22 @@ def _dominant(
     noniid_s: float,
     remainder: str = "last",
     groups: Groups | None = None,
+    seed: int | None = None,
 ) -> Partition:
+    at_least(0, **given({"seed": seed}))
     between(0, 100, noniid_s=noniid_s)
     if remainder not in ("last", "spread"):
         raise unknown("remainder", remainder, ("last", "spread"))
     groups = groups or dominant_classes(labels)
     slow = labels.name == "emnist" and remainder == "last"
     tests = [layout.test_size] * len(sizes)
+    keys = [None if seed is None else (seed, split) for split in (0, 1)]
     return Partition(
         "dominant",
-        deal(Pool(labels.train, labels.classes, layout.train_offset), sizes, groups, noniid_s, remainder, slow),
-        deal(Pool(labels.test, labels.classes, layout.test_offset), tests, groups, noniid_s, remainder, slow),
+        deal(
+            Pool(labels.train, labels.classes, layout.train_offset, keys[0]), sizes, groups, noniid_s, remainder, slow
+        ),
+        deal(Pool(labels.test, labels.classes, layout.test_offset, keys[1]), tests, groups, noniid_s, remainder, slow),
         groups=tuple(client % len(groups) for client in range(len(sizes))),
         settings=layout._asdict(),
     )

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 
+from coterie.core.data import FederatedData, Split
 from coterie.core.errors import CoterieError, unknown
-from coterie.core.samples import FederatedData, Split
 from coterie.data.datasets import Dataset
 from coterie.data.partition import Indices, Partition
 from coterie.data.scenarios import PARTITIONS
@@ -48,46 +48,75 @@ def federate(dataset: Dataset, partition: Partition, validation: float = 0.0, se
             raise CoterieError(f"client {client} has no training samples; use fewer clients or another seed")
     if partition.angles is not None and dataset.x_train.ndim != 4:
         raise CoterieError(f"{dataset.name} has no images to rotate")
+    if partition.merged and dataset.groups is not None:
+        raise CoterieError(
+            f"partition '{partition.name}' draws training and test samples anew, which would divide the groups of "
+            f"{dataset.name}; use another partition"
+        )
+    group, group_test = dataset.groups or (None, None)
     at_train, at_test = (dataset.x_train, dataset.y_train), (dataset.x_test, dataset.y_test)
     if partition.merged:
         at_train = at_test = (torch.cat([at_train[0], at_test[0]]), torch.cat([at_train[1], at_test[1]]))
-    out = _drawn(partition.train, validation, seed)
+    if group is None:
+        out = _drawn(partition.train, validation, seed)
+    else:
+        out = _drawn_groups([group.numpy()[part] for part in partition.train], validation, seed)
     train = [part[~mask] for part, mask in zip(partition.train, out, strict=True)]
     held_out = [part[mask] for part, mask in zip(partition.train, out, strict=True)]
+    if lone := [client for client, part in enumerate(train) if len(part) == 0]:
+        raise CoterieError(
+            f"client {lone[0]} has no training samples left: all its groups are for validation, as on other clients; "
+            "use another --partition-seed"
+        )
     return FederatedData(
         name=dataset.name,
         classes=len(dataset.classes),
-        train=_gather(*at_train, train, partition),
-        test=_gather(*at_test, partition.test, partition),
-        validation=_gather(*at_train, held_out, partition) if validation else None,
+        train=_gather(*at_train, train, partition, group),
+        test=_gather(*at_test, partition.test, partition, group_test),
+        validation=_gather(*at_train, held_out, partition, group) if validation else None,
         transform=dataset.transform,
         class_names=dataset.classes,
+        client_names=dataset.client_names if partition.name == "natural" else (),
         partition=replace(partition, settings={**partition.settings, **dataset.record}),
     )
 
 
 def set_aside(data: FederatedData, share: float, seed: int = 0) -> FederatedData:
-    """The same data with a share of everybody's training samples for validation; copies of a sample stay together."""
+    """The same data with a share of each client's training samples for validation; groups and copies stay together."""
     if not 0 < share < 1:
         raise CoterieError(f"validation is {share}: it must be above 0 and less than 1")
-    masks = _drawn([_copies(data.train.client(i)[0]) for i in range(data.clients)], share, seed)
+    group = data.train.group
+    if group is None:
+        masks = _drawn([_copies(data.train.client(i)[0]) for i in range(data.clients)], share, seed)
+    else:
+        masks = _drawn_groups([group[own].numpy() for own in data.train.ranges()], share, seed)
     out = torch.from_numpy(np.concatenate(masks))
     kept, held_out = (
-        Split(data.train.x[chosen], data.train.y[chosen], tuple(int(mask.sum()) for mask in of))
+        Split(
+            data.train.x[chosen],
+            data.train.y[chosen],
+            tuple(int(mask.sum()) for mask in of),
+            None if group is None else group[chosen],
+        )
         for chosen, of in ((~out, [~mask for mask in masks]), (out, masks))
     )
     return replace(data, train=kept, validation=held_out)
 
 
 def folded(data: FederatedData) -> FederatedData:
-    """The same data with the validation samples back among everybody's training samples."""
+    """The same data with the validation samples back among each client's training samples."""
     if data.validation is None:
         return data
     splits = (data.train, data.validation)
-    pairs = [split.client(i) for i in range(data.clients) for split in splits]
-    x, y = (torch.cat([pair[part] for pair in pairs]) for part in (0, 1))
+
+    def joined(values: Sequence[Tensor]) -> Tensor:
+        ranges = [split.ranges() for split in splits]
+        return torch.cat([v[own[i]] for i in range(data.clients) for v, own in zip(values, ranges, strict=True)])
+
+    groups = [split.group for split in splits if split.group is not None]
+    x, y = joined([split.x for split in splits]), joined([split.y for split in splits])
     sizes = tuple(map(sum, zip(*(split.sizes for split in splits), strict=True)))
-    return replace(data, train=Split(x, y, sizes), validation=None)
+    return replace(data, train=Split(x, y, sizes, joined(groups) if groups else None), validation=None)
 
 
 def _copies(x: Tensor) -> Indices:
@@ -109,13 +138,27 @@ def _drawn(parts: Sequence[Indices], share: float, seed: int) -> list[npt.NDArra
     return masks
 
 
-def _gather(x: Tensor, y: Tensor, parts: Sequence[Indices], partition: Partition) -> Split:
+def _drawn_groups(parts: Sequence[Indices], share: float, seed: int) -> list[npt.NDArray[np.bool_]]:
+    """The same of parts that hold each sample's group; a group of several clients is on one side on all of them."""
+    draw = np.random.default_rng(seed)
+    side: dict[int, bool] = {}
+    masks = []
+    for part in parts:
+        own = draw.permutation(np.unique(part)).tolist()
+        size = min(max(1, round(share * len(own))), len(own) - 1) if share else 0
+        for at, name in enumerate(own):
+            side.setdefault(name, at < size)
+        masks.append(np.array([side[name] for name in part.tolist()], bool))
+    return masks
+
+
+def _gather(x: Tensor, y: Tensor, parts: Sequence[Indices], partition: Partition, group: Tensor | None = None) -> Split:
     sizes = tuple(len(part) for part in parts)
     samples = torch.from_numpy(np.concatenate(parts))
-    split = Split(x[samples], y[samples], sizes)
+    split = Split(x[samples], y[samples], sizes, None if group is None else group[samples])
     owners = split.owners()
     if partition.label_maps is not None:
-        split = Split(split.x, torch.from_numpy(partition.label_maps)[owners, split.y], sizes)
+        split = replace(split, y=torch.from_numpy(partition.label_maps)[owners, split.y])
     if partition.angles is not None:
         for angle in sorted(set(partition.angles) - {0.0}):
             turned = torch.tensor([own == angle for own in partition.angles])[owners]

@@ -1,47 +1,58 @@
 """Heart disease in four hospitals (UCI): a federation that nobody had to simulate.
 
-Target: is there any disease (diagnosis 1 to 4) or none (0). Of 14 columns 13 are inputs. Values that cannot be are
-missing ones: a cholesterol or a blood pressure of 0. Missing values become the median (measurements) or the most
-frequent value (categories) of the training patients; columns of which more than a tenth is missing get a second
-column that says so. The categories without an order (chest pain, ECG, thallium scan) become one column per value.
-All columns are standardised with the training patients' mean and deviation. These statistics are over all hospitals
-together. In each hospital every fourth patient of each class, in file order, is a test patient.
+Target: any disease (diagnosis 1 to 4) or none (0). The samples are the 13 other columns in clinical units, NaN where a
+value is missing; so is a cholesterol or a blood pressure of 0, which cannot be. The model fills gaps with the median
+(measurements) or the most frequent value (categories) of the training patients; columns of which more than a tenth is
+missing get a second input that says so. The categories without an order (chest pain, ECG, thallium scan) become one
+input per value. All inputs are standardised with the training patients' mean and deviation. These statistics are over
+all hospitals together. In each hospital every fourth patient of each class, in file order, is a test patient.
 """
 
 from __future__ import annotations
 
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from coterie.core.data import Column, Transform
 from coterie.core.errors import CoterieError
+from coterie.core.preprocess import Preprocess
 
 CATEGORIES = {"sex", "cp", "fbs", "restecg", "exang", "slope", "thal"}
 UNORDERED = {"cp": (1, 2, 3, 4), "restecg": (0, 1, 2), "thal": (3, 6, 7)}
 NEVER_ZERO = ("trestbps", "chol")
+HOSPITALS = {"va_long_beach": "long-beach"}  # under a shorter name
 
 Floats = NDArray[np.float32]
 
 
 class Patients(NamedTuple):
-    x: Floats  # (920, F)
+    x: Floats  # (920, 13) NaN: missing
     y: NDArray[np.int64]  # (920,) 1: disease
     hospital: NDArray[np.int64]  # (920,)
     test: NDArray[np.bool_]  # (920,) a test patient
+    hospitals: tuple[str, ...]  # their names
+    transform: Transform
 
 
 def read_heart(path: Path) -> Patients:
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             x, y, hospital = file["x"], file["y"] > 0, file["hospital"].astype(np.int64)
-            columns = [str(name) for name in file["columns"][:-1]]
+            names = [str(name) for name in file["columns"][:-1]]
+            hospitals = tuple(HOSPITALS.get(str(name), str(name)) for name in file["hospital_names"])
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise CoterieError(f"{path}: damaged; install Coterie again ({error})") from error
     test = every_fourth(2 * hospital + y)
-    return Patients(inputs(x, columns, ~test), y.astype(np.int64), hospital, test)
+    x = np.stack([raw_values(name, values) for name, values in zip(names, x.T, strict=True)], axis=1)
+    columns = tuple(fitted(name, values) for name, values in zip(names, x[~test].T, strict=True))
+    transform = standardised(Transform(columns=columns), x[~test])
+    return Patients(x, y.astype(np.int64), hospital, test, hospitals, transform)
 
 
 def every_fourth(stratum: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -52,19 +63,25 @@ def every_fourth(stratum: NDArray[np.int64]) -> NDArray[np.bool_]:
     return chosen
 
 
-def inputs(x: Floats, columns: list[str], train: NDArray[np.bool_]) -> Floats:
-    """(N, F) complete and standardised, from raw columns (N, 13) with gaps."""
-    made: list[Floats] = []
-    for name, raw in zip(columns, x.T, strict=True):
-        missing = np.isnan(raw) | ((raw == 0) & (name in NEVER_ZERO))
-        known = raw[train & ~missing]
-        values = np.where(missing, mode(known) if name in CATEGORIES else np.median(known), raw)
-        made += [values == option for option in UNORDERED[name]] if name in UNORDERED else [values]
-        if missing[train].mean() > 0.1:
-            made.append(missing)
-    table: Floats = np.stack(made, axis=1).astype(np.float32)
-    standard: Floats = (table - table[train].mean(axis=0)) / table[train].std(axis=0)
-    return standard
+def raw_values(name: str, values: Floats) -> Floats:
+    """(N,) a column as samples hold it: NaN where a value is missing, the position of an unordered category."""
+    missing = np.isnan(values) | ((values == 0) & (name in NEVER_ZERO))
+    if name in UNORDERED:
+        values = np.searchsorted(UNORDERED[name], np.where(missing, 0, values)).astype(np.float32)
+    return np.where(missing, np.float32(np.nan), values)
+
+
+def fitted(name: str, train: Floats) -> Column:
+    """train (n,): the raw values of the training patients."""
+    known = train[~np.isnan(train)]
+    fill = mode(known) if name in CATEGORIES else float(np.median(known))
+    categories = tuple(map(str, UNORDERED.get(name, ())))
+    return Column(name, categories, fill, indicator=bool(np.isnan(train).mean() > 0.1))
+
+
+def standardised(transform: Transform, train: Floats) -> Transform:
+    inputs = Preprocess(transform)(torch.from_numpy(train)).numpy()
+    return replace(transform, mean=tuple(inputs.mean(axis=0).tolist()), std=tuple(inputs.std(axis=0).tolist()))
 
 
 def mode(values: Floats) -> float:

@@ -10,8 +10,7 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import IO, Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +19,7 @@ from coterie.core.errors import CoterieError
 from coterie.data.picture import picture
 
 Indices = NDArray[np.int64]
+MOST_BYTES = 2**32  # of all arrays of a file
 
 
 class Labels(NamedTuple):
@@ -144,26 +144,34 @@ class Partition:
         return content
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write an .npz file: all of it, or nothing."""
-        path = Path(path)
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        about = np.array(json.dumps({"name": self.name, "settings": self.settings}))
+        """Write an .npz file, which `load` reads."""
         try:
-            try:
-                with partial.open("wb") as file:
-                    np.savez_compressed(file, about=about, **self._content())
-                os.replace(partial, path)
-            finally:
-                partial.unlink(missing_ok=True)
+            with open(path, "wb") as stream:
+                self.write(stream)
         except OSError as error:
             raise CoterieError(f"{path}: cannot be written ({error.strerror})") from error
+
+    def write(self, stream: IO[bytes]) -> None:
+        """The same into an open file."""
+        about = np.array(json.dumps({"name": self.name, "settings": self.settings}))
+        np.savez_compressed(stream, about=about, **self._content())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read what `save` wrote, or any .npz with two matrices `train` and `test` that have a row per client."""
         try:
-            with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
-                content = dict(file)
+            with open(path, "rb") as stream:
+                return cls.read(stream, path)
+        except FileNotFoundError:
+            raise CoterieError(f"{path}: no such partition file") from None
+        except OSError as error:
+            raise CoterieError(f"{path}: cannot be read ({error.strerror})") from None
+
+    @classmethod
+    def read(cls, stream: IO[bytes], path: str | os.PathLike[str]) -> Self:
+        """The same from an open file. path: for messages."""
+        try:
+            content = arrays_of(stream)
             about = json.loads(str(content.get("about", '{"name": "file", "settings": {}}')))
             angles, maps = content.get("angles"), content.get("label_maps")
             return cls(
@@ -176,8 +184,6 @@ class Partition:
                 label_maps=None if maps is None else maps.astype(np.int64),
                 angles=None if angles is None else tuple(angles.tolist()),
             )
-        except FileNotFoundError:
-            raise CoterieError(f"{path}: no such partition file") from None
         except DAMAGED as error:
             raise CoterieError(f"{path}: not a partition file, or a damaged one ({damage(error)})") from error
 
@@ -189,6 +195,17 @@ DAMAGED = (OSError, EOFError, ValueError, KeyError, IndexError, TypeError, Attri
 def damage(error: Exception) -> str:
     """In words; but for NumPy's on what may be Python objects, which tell how to run them."""
     return "no arrays, or of Python objects, which are not read" if "allow_pickle" in str(error) else str(error)
+
+
+def arrays_of(stream: IO[bytes]) -> dict[str, NDArray[Any]]:
+    """The arrays of a small .npz file, whose sizes are checked before they are unpacked."""
+    with zipfile.ZipFile(stream) as archive:
+        size = sum(entry.file_size for entry in archive.infolist())
+    if size > MOST_BYTES:
+        raise ValueError(f"its arrays take {size:,} bytes; at most {MOST_BYTES:,} are read")
+    stream.seek(0)
+    with np.load(stream, allow_pickle=False) as file:
+        return dict(file)
 
 
 def _rows(content: dict[str, NDArray[Any]], name: str) -> tuple[Indices, ...]:

@@ -9,6 +9,8 @@ from math import sqrt
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.core.printable import printable
+
 STYLE = (
     ".coterie-partition{font:12px system-ui,sans-serif;fill:#222}"
     ".coterie-partition circle{fill:#3d6fb4}"
@@ -26,7 +28,7 @@ def picture(title: str, counts: NDArray[np.int64], names: Sequence[str]) -> str:
     width, height = max(right + 12, 16 + 7 * len(title)), bottom + 44
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="coterie-partition" role="img" width="{width}" '
-        f'height="{height}" viewBox="0 0 {width} {height}"><title>{escape(title)}</title><style>{STYLE}</style>',
+        f'height="{height}" viewBox="0 0 {width} {height}"><title>{shown(title)}</title><style>{STYLE}</style>',
         _text(8, 18, title, "start"),
         _text(8, 34, f"area: samples, the largest circle has {counts.max()}", "start"),
         _text(left - 8, top - 8, "class", "end"),
@@ -42,11 +44,15 @@ def picture(title: str, counts: NDArray[np.int64], names: Sequence[str]) -> str:
     scale = 0.48 * cell / sqrt(max(1, counts.max()))
     parts += [
         f'<circle cx="{left + cell * (i + 0.5):g}" cy="{top + cell * (k + 0.5):g}" '
-        f'r="{scale * sqrt(counts[i, k]):.2f}"><title>client {i}, {escape(names[k])}: {counts[i, k]}</title></circle>'
+        f'r="{scale * sqrt(counts[i, k]):.2f}"><title>client {i}, {shown(names[k])}: {counts[i, k]}</title></circle>'
         for i, k in np.argwhere(counts)
     ]
     return "\n".join([*parts, "</svg>\n"])
 
 
+def shown(text: str) -> str:
+    return escape(printable(text))
+
+
 def _text(x: float, y: float, content: str, anchor: str) -> str:
-    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}">{escape(content)}</text>'
+    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}">{shown(content)}</text>'

@@ -1,39 +1,121 @@
-"""Mean and deviation of the training samples."""
+"""What is fitted on the training samples of all clients together: fills of gaps, mean and deviation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.core.errors import unknown
-from coterie.core.samples import FederatedData, Split, Transform
+from coterie.core.data import Column, FederatedData, Split, Transform, is_pixels
+from coterie.core.errors import CoterieError, unknown
+from coterie.core.preprocess import Preprocess
 
 NORMALISE = ("auto", "none")
+CHANNELS = (1, 3, 4)  # of images as people store them
 BLOCK = 4096  # samples at a time, in float64
 
 
-def normalised(data: FederatedData, transform: Transform, how: str | None) -> FederatedData:
+def normalised(
+    data: FederatedData, transform: Transform, how: str | None, channel_axis: int | None = None
+) -> FederatedData:
     """With this transform; auto: with the statistics of all clients' training samples together; none: without any."""
-    if how is None:
-        return replace(data, transform=transform)
-    if how not in NORMALISE:
+    if how is not None and how not in NORMALISE:
         raise unknown("way to normalise", how, NORMALISE)
-    mean, std = moments(data.train) if how == "auto" else ((), ())
+    if how != "auto":
+        if channel_axis is not None:
+            raise CoterieError("--channel-axis is the axis of --normalise auto, which is not set")
+        return replace(data, transform=transform if how is None else replace(transform, mean=(), std=()))
+    axis = statistics_axis(data.shape, data.train.x.dtype, channel_axis)
+    transform = replace(transform, mean=(), std=(), axis=axis)
+    mean, std = moments(data.train, transform)
     return replace(data, transform=replace(transform, mean=mean, std=std))
 
 
-def moments(split: Split) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of each channel or column, of pixels scaled to 0..1; the deviation of a constant is 1."""
-    unit = 255.0 if split.x.dtype == torch.uint8 else 1.0
+def statistics_axis(shape: tuple[int, ...], dtype: torch.dtype, named: int | None) -> int:
+    """The axis of one sample along which statistics are taken; samples that leave it open are refused."""
+    size = " x ".join(map(str, shape))
+    if not dtype.is_floating_point and not is_pixels(shape, dtype):
+        raise CoterieError(
+            f"tokens are not normalised (samples are integers of shape {size}); leave --normalise out, or read them "
+            "as numbers with --input values"
+        )
+    if named is not None:
+        if not -len(shape) <= named < len(shape):
+            raise CoterieError(f"--channel-axis must be from 0 to {len(shape) - 1} for samples of {size}, got {named}")
+        return named % len(shape)
+    if len(shape) == 1 or (len(shape) == 3 and (shape[0] in CHANNELS or shape[2] not in CHANNELS)):
+        return 0
+    if len(shape) == 2:
+        raise CoterieError(
+            f"--normalise auto needs --channel-axis for samples of {size}: 0 reads them as {shape[0]} channels of "
+            f"{shape[1]} steps (C, T), as nn.Conv1d takes them; 1 as {shape[0]} steps of {shape[1]} features (T, F), "
+            "as nn.LSTM with batch_first takes them"
+        )
+    if len(shape) == 3:
+        raise CoterieError(
+            f"--normalise auto needs --channel-axis for samples of {size}: 0 for {shape[0]} channels (C, H, W), 2 for "
+            f"{shape[2]} channels (H, W, C); --input image moves the channels first"
+        )
+    raise CoterieError(f"--normalise auto needs --channel-axis, from 0 to {len(shape) - 1}, for samples of {size}")
+
+
+def moments(split: Split, transform: Transform) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of each channel or column, of pixels scaled to 0..1 and tables as the network gets them.
+
+    The deviation of a constant is 1.
+    """
+    prepare = Preprocess(replace(transform, mean=(), std=()), torch.float64)
 
     def mean_of(f: Callable[[Tensor], Tensor]) -> Tensor:
-        sums = [f(x.double().movedim(1, -1).flatten(0, -2) / unit).sum(0) for x in torch.split(split.x, BLOCK)]
-        return torch.stack(sums).sum(0) / (split.x.numel() / len(sums[0]))
+        total, count = torch.zeros((), dtype=torch.float64), 0
+        for x in torch.split(split.x, BLOCK):
+            values = prepare(x).movedim(1 + transform.axis, -1).flatten(0, -2)
+            total, count = total + f(values).sum(0), count + len(values)
+        return total / count
 
     mean = mean_of(lambda values: values)
     std = mean_of(lambda values: (values - mean).square()).sqrt()
     std = torch.where(std > 1e-8 * mean.abs().clamp_min(1e-8), std, 1.0)
     return tuple(mean.tolist()), tuple(std.tolist())
+
+
+def filled(data: FederatedData, missing: str) -> FederatedData:
+    """With fills for the gaps of a table, if they are to be filled: the training median, or most frequent category.
+
+    A column with gaps among the training samples gets an indicator as well. missing: refuse or median.
+    """
+    columns = data.transform.columns
+    known = data.train.x if data.validation is None else torch.cat([data.train.x, data.validation.x])
+    for at, column in enumerate(columns):
+        check_categories(column, known[:, at], data.test.x[:, at])
+    if missing == "refuse" or not columns or not data.train.x.is_floating_point():
+        return data
+    made = tuple(fitted(column, data.train.x[:, at]) for at, column in enumerate(columns))
+    return replace(data, transform=replace(data.transform, columns=made))
+
+
+def fitted(column: Column, values: Tensor) -> Column:
+    """values (N,): of the training samples, NaN where one is missing."""
+    if column.fill is not None:
+        return column
+    there = values[~values.isnan()].double()
+    if not len(there):
+        raise CoterieError(
+            f"column '{column.name}' has no value in any training sample; leave it out with --drop-column"
+        )
+    fill = there.long().bincount().argmax() if column.categories else np.median(there.numpy())
+    return replace(column, fill=float(fill), indicator=len(there) < len(values))
+
+
+def check_categories(column: Column, known: Tensor, test: Tensor) -> None:
+    """Refuse a category that only test samples have."""
+    if not column.categories:
+        return
+    for code in sorted(set(test[~test.isnan()].long().tolist()) - set(known[~known.isnan()].long().tolist())):
+        raise CoterieError(
+            f"column '{column.name}': no training sample has the category '{column.categories[code]}', but a test "
+            "sample has; merge rare categories, or leave the column out with --drop-column"
+        )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from coterie.core.data import Transform
 from coterie.core.errors import unknown
-from coterie.core.samples import Transform
 
 GREY = Transform((0.1307,), (0.3081,))
 HALF = 0.5

@@ -1,1 +1,1 @@
-"""A federation on real machines: the server, devices, and what they tell each other before they begin."""
+"""Real machines: the server, devices, messages, the handshake, and transports."""

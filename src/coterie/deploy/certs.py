@@ -1,4 +1,4 @@
-"""A certificate authority for trying things out: certificates of broker, server and devices, and the broker's files."""
+"""A certificate authority for testing: certificates for broker, server and devices, and the broker's configuration."""
 
 from __future__ import annotations
 
@@ -10,25 +10,33 @@ from pathlib import Path
 from typing import Any
 
 from coterie.core.errors import CoterieError
-from coterie.deploy.roll import NAME
+from coterie.deploy.membership import NAME
+from coterie.runs.disk import whole
 
-RIGHTS = """\
-# Who may say and hear what. %u is the name in a device's certificate, so a device can speak only for itself.
+SERVER_RIGHTS = """\
+# The server of the federation {name}.
 user server
-topic readwrite coterie/#
+topic readwrite coterie/{name}/#
+topic write coterie/flush/+
 
-pattern readwrite coterie/+/presence/%u
-pattern readwrite coterie/+/claim/%u
-pattern write coterie/+/model/up/%u/+
-pattern write coterie/+/eval/report/%u/+
-pattern write coterie/+/ack/%u/+
-pattern read coterie/+/config
-pattern read coterie/+/round/plan
-pattern read coterie/+/model/start/+
-pattern read coterie/+/model/all/+
-pattern read coterie/+/model/down/%u/+
-pattern read coterie/+/eval/ask/%u/+
-pattern read coterie/+/refused/%u
+"""
+
+DEVICE_RIGHTS = """\
+# {device} in the federation {name}. Its user name is the name in its certificate, so it publishes only as itself.
+user {device}
+topic readwrite coterie/{name}/presence/{device}
+topic readwrite coterie/{name}/claim/{device}
+topic write coterie/{name}/model/up/{device}/+
+topic write coterie/{name}/eval/report/{device}/+
+topic write coterie/{name}/ack/{device}/+
+topic read coterie/{name}/config
+topic read coterie/{name}/round/plan
+topic read coterie/{name}/model/start/+
+topic read coterie/{name}/model/all/+
+topic read coterie/{name}/model/down/{device}/+
+topic read coterie/{name}/eval/ask/{device}/+
+topic read coterie/{name}/refused/{device}
+
 """
 
 SETTINGS = """\
@@ -43,59 +51,90 @@ use_username_as_clientid true
 allow_anonymous false
 acl_file {folder}/rights.acl
 max_queued_messages 0
-# who reads the keys; only of use if it is started as root
+# the user that reads the keys; ignored unless started as root
 user {user}
 """
 
 
-def make_certificates(folder: Path, devices: list[str], host: str, port: int, days: int) -> list[Path]:
-    """The files made. An authority that is there makes certificates for devices that are new."""
+def make_certificates(
+    folder: Path, devices: list[str], host: str, port: int, days: int, federation: str = "federation"
+) -> list[Path]:
+    """Create or extend the certificates in a folder; returns the files that were written.
+
+    An existing authority signs certificates for new devices; an interrupted call is completed. Devices get rights in
+    this federation, and keep the rights that they have.
+    """
     check_names(devices)
+    if not NAME.fullmatch(federation):
+        raise CoterieError(f"invalid federation name '{federation}': use letters, digits, '-', '_' and '.'")
     ready()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        made = [] if (folder / "ca.key").exists() else [make(folder, "ca", None, (), days)]
-        new = [name for name in ("broker", "server", *devices) if not (folder / f"{name}.key").exists()]
+        made = [] if complete(folder, "ca") else [make(folder, "ca", None, (), days)]
+        new = [name for name in ("broker", "server", *devices) if not complete(folder, name)]
         made += [make(folder, name, folder, (host, "localhost") if name == "broker" else (), days) for name in new]
         settings = SETTINGS.format(folder=folder.resolve(), port=port, host=host, user=getpass.getuser())
-        for name, text in (("rights.acl", RIGHTS), ("mosquitto.conf", settings)):
-            if not (folder / name).exists():
-                (folder / name).write_text(text, encoding="utf-8")
-                made.append(folder / name)
+        if not (folder / "mosquitto.conf").exists():
+            with whole(folder / "mosquitto.conf") as part:
+                part.write_text(settings, encoding="utf-8")
+            made.append(folder / "mosquitto.conf")
+        if give_rights(folder / "rights.acl", devices, federation):
+            made.append(folder / "rights.acl")
     except OSError as error:
-        raise CoterieError(f"{folder} cannot be written to: {error.strerror}") from None
+        raise CoterieError(f"cannot write to {folder}: {error.strerror}") from None
     return made
+
+
+def give_rights(path: Path, devices: list[str], federation: str) -> bool:
+    """Extend the broker's access control list, atomically; returns whether anything was new."""
+    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    blocks = [SERVER_RIGHTS.format(name=federation)]
+    blocks += [DEVICE_RIGHTS.format(name=federation, device=device) for device in devices]
+    new = "".join(block for block in blocks if block not in before)
+    if new:
+        with whole(path) as part:
+            part.write_text(before + new, encoding="utf-8")
+    return bool(new)
 
 
 def check_names(devices: list[str]) -> None:
     for name in devices:
         if not NAME.fullmatch(name) or name in ("ca", "broker", "server"):
-            raise CoterieError(f"'{name}' is no name for a device: letters, digits, '-', '_' and '.', and not 'server'")
+            raise CoterieError(
+                f"invalid device name '{name}': use letters, digits, '-', '_' and '.'; "
+                "'ca', 'broker' and 'server' are reserved"
+            )
 
 
 def ready() -> None:
     try:
         import cryptography  # noqa: F401
     except ImportError:
-        raise CoterieError("certificates need a library: pip install 'coterie[mqtt]'") from None
+        raise CoterieError("certificates need the package cryptography: pip install 'coterie[mqtt]'") from None
+
+
+def complete(folder: Path, name: str) -> bool:
+    """Whether key and certificate exist. The authority's key may be stored elsewhere once everything is signed."""
+    return (folder / f"{name}.pem").exists() and (name == "ca" or (folder / f"{name}.key").exists())
 
 
 def make(folder: Path, name: str, authority: Path | None, hosts: tuple[str, ...], days: int) -> Path:
-    """A key, readable by its owner only, and a certificate of this name signed by the authority, or by itself."""
+    """Create a key, readable by its owner only, and a certificate signed by the authority, or self-signed."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import NameOID
 
     def named(text: str) -> Any:
         return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
-    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    key, now = make_key(folder / f"{name}.key"), datetime.now(UTC)
     subject = named("Coterie test authority" if authority is None else name)
     signer: Any = key
     issuer = subject
     if authority is not None:
-        signer = serialization.load_pem_private_key((authority / "ca.key").read_bytes(), None)
+        signer = load_key(authority / "ca.key")
+        if signer is None:
+            raise CoterieError(f"{authority / 'ca.key'} is missing or damaged; it is needed to sign {name}")
         issuer = x509.load_pem_x509_certificate((authority / "ca.pem").read_bytes()).subject
     builder = (
         x509.CertificateBuilder()
@@ -115,14 +154,33 @@ def make(folder: Path, name: str, authority: Path | None, hosts: tuple[str, ...]
     if hosts:
         builder = builder.add_extension(x509.SubjectAlternativeName([alternative(host) for host in hosts]), False)
     certificate = builder.sign(signer, hashes.SHA256())
-    secret = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    with open(os.open(folder / f"{name}.key", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(secret)
     path = folder / f"{name}.pem"
-    path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    with whole(path) as part:
+        part.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     return path
+
+
+def make_key(path: Path) -> Any:
+    """Create a key file, readable by its owner only; an existing valid key is reused."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    if (found := load_key(path)) is not None:
+        return found
+    key = ec.generate_private_key(ec.SECP256R1())
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    with whole(path) as part, open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(key.private_bytes(*form))
+    return key
+
+
+def load_key(path: Path) -> Any | None:
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        return load_pem_private_key(path.read_bytes(), None)
+    except (FileNotFoundError, ValueError):
+        return None
 
 
 USAGES = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement",

@@ -1,4 +1,4 @@
-"""The server of a federation of devices: it waits for them, tells them the terms, and runs the rounds."""
+"""The server of a federation: waits for devices, announces the terms, and runs the rounds."""
 
 from __future__ import annotations
 
@@ -14,59 +14,74 @@ from typing import Any
 import torch
 from torch import nn
 
-from coterie.api import choose, drive, guarantee
-from coterie.clients.devices import Devices, Greet
-from coterie.clients.mqtt import Mqtt
-from coterie.clients.remote import Patience, Remote
-from coterie.core.around import innermost
+from coterie.api import About, choose, drive, guarantee
+from coterie.api.result import Result
 from coterie.core.errors import CoterieError, unknown
-from coterie.core.model import Model, make_model
-from coterie.deploy.roll import NAME, Roll
-from coterie.deploy.terms import Brief, Facts, dtype_of, to_json
-from coterie.federation import Result, Round, Settings
-from coterie.federation.folder import read_config
-from coterie.methods import AnyMethod
-from coterie.models import build
-from coterie.network.letters import COMPRESS, Agreement
-from coterie.network.mqtt import Broker
-from coterie.network.wire import checksum
-from coterie.protection import Protection
-from coterie.protection.encryption import Encryption
+from coterie.core.method import AnyMethod
+from coterie.core.model import Model
+from coterie.core.rehearsal import rehearse
+from coterie.core.wrapper import innermost
+from coterie.deploy.agreement import COMPRESS, Agreement
+from coterie.deploy.handshake import SampleSchema, Terms, dtype_of, to_json
+from coterie.deploy.membership import MAX_SAMPLES, NAME, Membership
+from coterie.deploy.remote import Remote
+from coterie.deploy.roster import read_roster
+from coterie.deploy.timeouts import Timeouts
+from coterie.deploy.transports.mqtt.connection import Broker
+from coterie.deploy.transports.mqtt.server import MqttTransport
+from coterie.deploy.transports.presence import DeviceTransport, Register
+from coterie.deploy.wire import Refused, checksum
+from coterie.federation import Round, Safety, Settings
+from coterie.methods import described
+from coterie.models import build_model
+from coterie.privacy import SECRET, Protection
+from coterie.privacy.encryption import Encryption
+from coterie.runs.config import read_config
+from coterie.runs.finding import is_started
 
 log = logging.getLogger("coterie")
 
 
 @dataclass(frozen=True)
 class Service:
-    """A federation over a network."""
+    """The settings of a federation of devices."""
 
-    name: str = field(default="federation", metadata={"help": "name of the federation; devices join by it"})
-    num_clients: int = field(default=0, metadata={"help": "clients that take part", "flags": ("num-clients", "nc")})
-    compress: str = field(default="none", metadata={"help": "messages: none, zstd, fp16, bf16, fp16+zstd or bf16+zstd"})
+    name: str = field(default="federation", metadata={"help": "name of the federation, for `coterie join --name`"})
+    num_clients: int = field(default=0, metadata={"help": "number of clients", "short": ("nc",)})
+    max_samples: int = field(default=MAX_SAMPLES, metadata={"help": "maximum number of samples per client"})
+    roster: str | None = field(
+        default=None, metadata={"help": "file with lines CLIENT DEVICE [FINGERPRINT]: which device hosts which client"}
+    )
+    compress: str = field(
+        default="none", metadata={"help": "compression of messages: none, zstd, fp16, bf16, fp16+zstd or bf16+zstd"}
+    )
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
-            raise CoterieError(f"'{self.name}' is no name for a federation: letters, digits, '-', '_' and '.' only")
+            raise CoterieError(f"invalid federation name '{self.name}': use letters, digits, '-', '_' and '.'")
         if self.num_clients < 1:
-            raise CoterieError("how many clients take part? Say it with --num-clients")
+            raise CoterieError("--num-clients is required: the number of clients of the federation")
+        if self.max_samples < 1:
+            raise CoterieError(f"--max-samples must be at least 1, got {self.max_samples}")
         if self.compress not in COMPRESS:
-            raise unknown("way to compress", self.compress, COMPRESS)
+            raise unknown("compression", self.compress, COMPRESS)
 
 
 def serve(method: str | AnyMethod, service: Service, broker: Broker, **how: Any) -> Result:
-    """All rounds with devices that join over MQTT. how: what `conduct` takes."""
-    return conduct(method, service, partial(Mqtt, broker, service.name), **how)
+    """Run the server of a federation over MQTT. how: keyword arguments of `run_federation`."""
+    return run_federation(method, service, partial(MqttTransport, broker, service.name), **how)
 
 
-def conduct(
+def run_federation(
     method: str | AnyMethod,
     service: Service,
-    connect: Callable[[Greet], Devices],
+    connect: Callable[[Register], DeviceTransport],
     *,
     model: str | nn.Module | None = None,
     head: str | None = None,
+    model_args: Mapping[str, Any] | None = None,
     protocol: str = "pac",
-    patience: Patience = Patience(),  # noqa: B008
+    timeouts: Timeouts = Timeouts(),  # noqa: B008
     out: str | Path | None = None,
     resume: bool = False,
     watch: Callable[[Round], None] = lambda record: None,
@@ -74,107 +89,164 @@ def conduct(
     config: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Result:
-    """All rounds with the devices that come. resume: go on with the run in `out`, if there is one."""
-    resume = resume and out is not None and (Path(out) / "config.json").exists()
-    roll = Roll(service.num_clients)
+    """Run all rounds with the devices that join. resume: continue the run in `out`, if there is one."""
+    resume = resume and out is not None and is_started(Path(out))
+    protection = Protection(**{f.name: settings.pop(f.name) for f in fields(Protection) if f.name in settings})
+    roster = read_roster(service.roster, service.num_clients) if service.roster else None
+    membership = Membership(service.num_clients, roster, service.max_samples, protection.robust is not None)
+    before = read_config(Path(out))["deployment"] if resume and out else {}
+    restore(membership, before)
 
-    def greet(device: str, payload: bytes) -> tuple[tuple[int, ...], str | None]:
-        ids, ready = roll.greet(device, payload)
-        if ids and (ready is None) != (device not in post.here):
-            show(f"{device} {'is gone' if ready is None else 'is here'}: clients {', '.join(map(str, ids))}")
+    def register(device: str, payload: bytes) -> tuple[tuple[int, ...], str | None]:
+        ids, ready = membership.register(device, payload)
+        if ids and (ready is None) != (device not in transport.connected):
+            names = {client.id: client.name for hello in membership.devices.values() for client in hello.clients}
+            listed = ", ".join(f"{i} ({names[i]})" if names.get(i) else str(i) for i in ids)
+            show(f"{device} {'disconnected' if ready is None else 'connected'}: clients {listed}")
         return ids, ready
 
-    post = connect(greet)
+    transport = connect(register)
     try:
-        gather(roll, post, patience, show)
-        facts = roll.facts
-        protection = Protection(**{f.name: settings.pop(f.name) for f in fields(Protection) if f.name in settings})
+        wait_for_clients(membership, transport, timeouts, show)
+        if roster is None:
+            show("no --roster: each client is bound to the first device and certificate that announced it")
+        schema = membership.schema
         encryption = Encryption(**{f.name: settings.pop(f.name) for f in fields(Encryption) if f.name in settings})
-        chosen, federation, safety, usual = choose(method, protocol, facts.name, facts.shape, settings)
+        chosen, federation, safety, default_model = choose(
+            method, protocol, About(schema.name, schema.shape, membership.clients), settings
+        )
         check(federation)
-        network = model if model is not None else usual
-        identity = read_config(Path(out))["deployment"]["federation"] if resume and out else secrets.token_hex(16)
-        made = network_for(network, facts, federation.seed, head)
-        dtype, joining = dtype_of(facts), federation.joining(roll.clients)
-        sizes = roll.census.samples.tolist()
-        privacy = guarantee(protection, chosen, made, federation, torch.zeros(1, *facts.shape, dtype=dtype), sizes)
+        check_private(protection, safety)
+        network = model if model is not None else default_model
+        identity = before["federation"] if before else secrets.token_hex(16)
+        made = network_for(network, schema, federation.seed, head, model_args)
+        dtype, joining = dtype_of(schema), federation.joining(membership.clients)
+        rehearse(chosen, made, torch.zeros(4, *schema.shape, dtype=dtype), torch.arange(4) % schema.classes)
+        sizes = membership.census.samples.tolist()
+        privacy = guarantee(protection, chosen, made, federation, torch.zeros(1, *schema.shape, dtype=dtype), sizes)
+        privacy = privacy and {**privacy, "noise": SECRET}
         around = {} if protection == Protection() else asdict(protection)
-        layered = protection.around(chosen, made, joining, federation.seed, secrets.randbits(63))
+        layered = protection.deployed(chosen, made, joining)
         layered = encryption.on_server(layered)
-        asked = {"around": around, "joining": joining, "encrypt": encryption.encrypt}
-        deal = Agreement(
-            layered, made, roll.clients, facts.shape, dtype, roll.splits, federation.seed, service.compress, identity
+        requested = {"around": around, "joining": joining, "encrypt": encryption.encrypt}
+        agreement = Agreement(
+            layered,
+            made,
+            membership.clients,
+            schema.shape,
+            dtype,
+            membership.splits,
+            federation.seed,
+            service.compress,
+            identity,
         )
         name = network if isinstance(network, str) else None
-        announce(post, deal, facts, federation, name, head, asked)
-        clients = Remote(deal, roll.census, post, patience, safety.max_left_out)
+        announce(transport, agreement, schema, federation, name, head, requested)
+        missing, held, names = safety.max_left_out, membership.held, membership.names
+        clients = Remote(agreement, membership.census, transport, timeouts, missing, held, names, bool(before))
         about = {
             **(config or {}),
-            "network": {"name": name, "head": head},
-            "data": roll.about(),
+            "network": {"name": name, "head": head, "args": dict(model_args or {})},
+            "data": membership.about(),
             "protection": {**around, "privacy": privacy} if around else {},
             **encryption.about(layered),
-            "deployment": {"federation": identity, **asdict(service), "devices": devices(roll)},
+            "deployment": {"federation": identity, **asdict(service), **devices(membership)},
         }
         result = drive(clients, None, federation, safety, out, resume, watch, about)
-        post.over()
-        received, sent = post.traffic
-        show(f"on the wire: {sent / 1e6:.2f} MB sent, {received / 1e6:.2f} MB received (compress: {service.compress})")
+        transport.end_federation()
+        received, sent = transport.traffic
+        show(f"traffic: {sent / 1e6:.2f} MB sent, {received / 1e6:.2f} MB received (compress: {service.compress})")
         return result
     finally:
-        post.close()
+        transport.close()
 
 
-def gather(roll: Roll, post: Devices, patience: Patience, show: Callable[[str], None]) -> None:
-    """Until every client has a device."""
-    end, told = time.monotonic() + patience.wait, -1
-    while not roll.full:
-        if len(roll.owner) != told:
-            told = len(roll.owner)
-            show(f"waiting for devices: {told} of {roll.clients} clients are there")
+def restore(membership: Membership, before: Mapping[str, Any]) -> None:
+    """Restore the devices of a resumed run: it does not wait for all of them to reconnect."""
+    try:
+        membership.restore(before.get("hellos", ()))
+    except (Refused, TypeError) as reason:
+        raise CoterieError(f"cannot resume: config.json does not list valid devices: {reason}") from None
+    if before and before.get("num_clients") != membership.clients:
+        raise CoterieError(
+            f"cannot resume: the run has {before.get('num_clients')} clients, but --num-clients is {membership.clients}"
+        )
+
+
+def wait_for_clients(
+    membership: Membership, transport: DeviceTransport, timeouts: Timeouts, show: Callable[[str], None]
+) -> None:
+    """Wait until every client has a device."""
+    end, shown = time.monotonic() + timeouts.wait, -1
+    while not membership.full:
+        missing = membership.labels(membership.missing)
+        if len(membership.owner) != shown:
+            shown = len(membership.owner)
+            show(f"waiting for devices: {shown} of {membership.clients} clients connected; missing: {missing}")
         if time.monotonic() > end:
-            missing = ", ".join(map(str, roll.missing[:20]))
-            raise CoterieError(f"nobody came with the clients {missing} in {patience.wait:g} s (--wait)")
-        post.receive(1.0)
+            connected = membership.labels(sorted(membership.owner)) or "none"
+            raise CoterieError(
+                f"timed out waiting for clients {missing} after {timeouts.wait:g} s (--wait); connected: {connected}"
+            )
+        transport.receive(1.0)
 
 
-def network_for(network: str | nn.Module, facts: Facts, seed: int, head: str | None) -> Model:
-    made = build(network, facts.shape, facts.classes, seed) if isinstance(network, str) else network
-    return make_model(made, facts.shape, facts.classes, facts.transform, head)
+def network_for(
+    network: str | nn.Module,
+    schema: SampleSchema,
+    seed: int,
+    head: str | None,
+    model_args: Mapping[str, Any] | None = None,
+) -> Model:
+    return build_model(network, *schema.raw_sample, schema.classes, schema.transform, head, seed, model_args)
 
 
 def announce(
-    post: Devices,
-    deal: Agreement,
-    facts: Facts,
+    transport: DeviceTransport,
+    agreement: Agreement,
+    schema: SampleSchema,
     federation: Settings,
     network: str | None,
     head: str | None,
     protection: dict[str, Any],
 ) -> None:
-    start, method = deal.start_message(), innermost(deal.method)
-    brief = Brief(
-        deal.federation,
-        deal.digest,
+    start, method = agreement.start_message(), innermost(agreement.method)
+    terms = Terms(
+        agreement.federation,
+        agreement.digest,
         checksum(start),
-        {"name": method.title, **asdict(method)},
+        described(method),
         network,
         head,
-        deal.clients,
+        agreement.clients,
         federation.rounds,
-        deal.splits,
-        deal.seed,
-        deal.compress,
-        facts,
+        agreement.splits,
+        agreement.seed,
+        agreement.compress,
+        schema,
         protection,
     )
-    post.announce(deal.federation, to_json(brief), start, deal.most_answer)
+    transport.announce(agreement.federation, to_json(terms), start, agreement.max_answer)
 
 
 def check(federation: Settings) -> None:
     if federation.new_clients:
-        raise CoterieError("new clients are met in simulation; a device may join a federation of its own")
+        raise CoterieError("--new-clients works in simulations only: remove it")
 
 
-def devices(roll: Roll) -> dict[str, list[int]]:
-    return {device: [client.id for client in said.clients] for device, said in sorted(roll.devices.items())}
+def check_private(protection: Protection, safety: Safety) -> None:
+    """A server that repeats rounds after a crash would need their noise twice, which devices refuse."""
+    if protection.private and safety.checkpoint_every != 1:
+        raise CoterieError(
+            f"--dp and --dp-statistics need a checkpoint of every round: remove --checkpoint-every "
+            f"{safety.checkpoint_every}"
+        )
+
+
+def devices(membership: Membership) -> dict[str, Any]:
+    """The devices and their hellos, for config.json; a resumed run restores them."""
+    known = sorted(membership.devices.items())
+    return {
+        "devices": {device: [client.id for client in hello.clients] for device, hello in known},
+        "hellos": [asdict(hello) for _, hello in known],
+    }

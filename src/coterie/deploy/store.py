@@ -1,61 +1,75 @@
-"""What the clients of a device remember, on its disk: the last few versions of each."""
+"""The states of a device's clients on disk: the last few versions of each.
+
+    client-3/state-000000000017-0f3a....safetensors    a counter, then the version
+    client-3/down.safetensors                          the last download of the client
+
+The counter orders the versions, rather than file times: the clock of a device may be set back.
+"""
 
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
 from coterie.core import tree
-from coterie.federation.checkpoint import Damaged, read, write
-from coterie.federation.model_files import plain
+from coterie.runs.checkpoint_files import Damaged, read, write
+from coterie.runs.model_files import plain
 
 log = logging.getLogger("coterie")
-KEPT = 3  # versions of a client: before and after its last training, and one for a server that lost a round
+DIGITS = 12  # of the counter in a file's name
+KEPT = 3  # versions per client: before and after the last training, and one for a server that lost a round
 
 
 class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.last: dict[int, tuple[str, Any]] = {}  # in memory too: the version of each client made last
+        self.last: dict[int, tuple[str, Any]] = {}  # client -> its latest version and state, in memory
 
-    def keep(self, client: int, version: str, state: Any) -> None:
-        """On the disk when this returns."""
-        folder = self._place(client)
+    def save(self, client: int, version: str, state: Any) -> None:
+        """Write a state durably, and delete old versions."""
+        folder = self._folder(client)
         folder.mkdir(parents=True, exist_ok=True)
-        write(self._file(client, version), plain(tree.flatten(state)), {"version": version})
+        stale = self._files(client, version)
+        write(self._next(client, version), plain(tree.flatten(state)), {"version": version})
         self.last[client] = version, state
-        for path in sorted(folder.glob("state-*.safetensors"), key=lambda path: path.stat().st_mtime_ns)[:-KEPT]:
-            path.unlink()
+        for path in [*stale, *self._files(client)[:-KEPT]]:
+            path.unlink(missing_ok=True)
 
-    def find(self, client: int, version: str) -> tree.Tree | None:
-        """The tensors of what the client remembered in this version; None if that is not there."""
-        path = self._file(client, version)
-        if not path.exists():
-            return None
+    def load(self, client: int, version: str) -> tree.Tree | None:
+        """The tensors of this version of the client's state; None if it is not stored."""
+        for path in reversed(self._files(client, version)):
+            try:
+                tensors, about = read(path)
+            except Damaged as damage:
+                log.warning("%s", damage)
+                continue
+            if about["version"] == version:
+                path.rename(self._next(client, version))  # in use: make it the newest, so that it is kept
+                return tensors
+        return None
+
+    def save_down(self, client: int, version: str, down: tree.Tree) -> None:
+        """Store the client's last download; with this version of its state it forms the personal model."""
+        self._folder(client).mkdir(parents=True, exist_ok=True)
+        write(self._folder(client) / "down.safetensors", plain(down), {"version": version})
+
+    def load_down(self, client: int) -> tuple[str, tree.Tree] | None:
         try:
-            tensors, about = read(path)
-        except Damaged as damage:
-            log.warning("%s", damage)
-            return None
-        os.utime(path)  # in use: it stays
-        return tensors if about["version"] == version else None
-
-    def keep_down(self, client: int, version: str, down: tree.Tree) -> None:
-        """What the client was sent last: with what it remembers in this version, its personal model."""
-        self._place(client).mkdir(parents=True, exist_ok=True)
-        write(self._place(client) / "down.safetensors", plain(down), {"version": version})
-
-    def find_down(self, client: int) -> tuple[str, tree.Tree] | None:
-        try:
-            down, about = read(self._place(client) / "down.safetensors")
+            down, about = read(self._folder(client) / "down.safetensors")
         except Damaged:
             return None
         return str(about["version"]), down
 
-    def _place(self, client: int) -> Path:
+    def _folder(self, client: int) -> Path:
         return self.folder / f"client-{client}"
 
-    def _file(self, client: int, version: str) -> Path:
-        return self._place(client) / f"state-{version[:32]}.safetensors"
+    def _files(self, client: int, version: str = "") -> list[Path]:
+        """The state files of a client, oldest first; only those of one version, if given."""
+        ending = f"{version[:32]}.safetensors" if version else "*.safetensors"
+        return sorted(self._folder(client).glob(f"state-{'[0-9]' * DIGITS}-{ending}"))
+
+    def _next(self, client: int, version: str) -> Path:
+        files = self._files(client)
+        count = int(files[-1].name.split("-")[1]) + 1 if files else 1
+        return self._folder(client) / f"state-{count:0{DIGITS}}-{version[:32]}.safetensors"

@@ -1,7 +1,8 @@
-"""The loop. It knows rounds, participants and scores, and no method."""
+"""The loop: rounds, participation, evaluation, newcomers, history. It knows no method."""
 
-from coterie.federation.history import History, Round, Summary
-from coterie.federation.result import Result
-from coterie.federation.rounds import Safety, Settings, federate
+from coterie.federation.ending import Ending
+from coterie.federation.history import Ended, History, Round, Summary
+from coterie.federation.rounds import federate
+from coterie.federation.settings import Safety, Settings
 
-__all__ = ["History", "Result", "Round", "Safety", "Settings", "Summary", "federate"]
+__all__ = ["Ended", "Ending", "History", "Round", "Safety", "Settings", "Summary", "federate"]

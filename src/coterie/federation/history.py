@@ -1,4 +1,4 @@
-"""What happened, round by round, and what it comes to."""
+"""The record of a run, round by round, and its summary."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.clients import Scores
 from coterie.core.tree import Tree
+from coterie.execution import Scores
 
 POINTS = {
     "pre": "personal model as downloaded, before local training",
     "post": "personal model after local training",
     "finished": "personal model after the final step of the method",
-    "kept": "personal model that is kept where all clients train once more: after that training, as downloaded",
+    "kept": "personal model that is kept if all clients train once more: after that training, as downloaded",
     "global": "the server's model",
-    "new_pre": "clients that were not in training, with what the server gives them",
+    "new_pre": "clients that were not in training, with what the server sends them",
     "new_post": "the same after local training",
     "new_global": "the server's model on clients that were not in training",
 }
@@ -27,8 +27,17 @@ POINTS = {
 PATIENCE = 20  # measured rounds after which a run that learns nothing gets a hint
 
 
+def worst_tenth(clients: int) -> int:
+    """Number of clients in the worst 10 %, at least one."""
+    return max(1, clients // 10)
+
+
+def so_many(clients: int) -> str:
+    return f"{clients} client{'' if clients == 1 else 's'}"
+
+
 class Summary(NamedTuple):
-    """Accuracies of many clients in a few numbers, all in 0..1."""
+    """Accuracies of many clients as a few numbers, all in 0..1."""
 
     mean: float  # every client counts the same
     by_samples: float  # every sample counts the same
@@ -42,7 +51,7 @@ class Summary(NamedTuple):
         accuracy, total = scores.accuracy[tested].double(), scores.total[tested]
         if not len(accuracy):
             return Summary(*[float("nan")] * 5)
-        worst = accuracy.sort().values[: max(1, len(accuracy) // 10)]
+        worst = accuracy.sort().values[: worst_tenth(len(accuracy))]
         return Summary(
             float(accuracy.mean()),
             float(scores.correct[tested].sum() / total.sum()),
@@ -54,9 +63,11 @@ class Summary(NamedTuple):
 
 @dataclass(frozen=True)
 class Round:
+    """The record of one round."""
+
     number: int  # rounds completed; the server's state is the one after that many
     participants: Tensor  # (S,)
-    left_out: tuple[int, ...] = ()  # participants whose answer was not finite, or did not come
+    left_out: tuple[int, ...] = ()  # participants without a usable answer
     scores: dict[tuple[str, str], Scores] = field(default_factory=dict)  # (point, split) -> scores
     bytes_up: int = 0
     bytes_down: int = 0
@@ -70,7 +81,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One number that a run reports, under three honest names."""
+    """One result of a run: of the last round, the best on test, and the one that validation selects."""
 
     name: str
     point: str
@@ -79,7 +90,20 @@ class Outcome:
     by_validation: float | None  # the test accuracy of the round that was best on the validation set
 
 
+class Ended(NamedTuple):
+    """Why a run ended, and after which round."""
+
+    reason: str  # rounds, until, patience, max_time or interrupted
+    round: int
+    told: str = ""  # explanation
+    best_round: int | None = None  # for patience: the round with the best validation accuracy
+
+
 class History(list[Round]):
+    """All rounds of a run."""
+
+    ended: Ended | None = None  # None: the run continues or was interrupted
+
     def with_point(self, point: str, split: str = "test") -> Iterator[Round]:
         return (record for record in self if (point, split) in record.scores)
 
@@ -98,8 +122,13 @@ class History(list[Round]):
         by_validation = None if chosen is None else test[chosen]
         return Outcome(name, point, Summary.of(last), max(test.values()), by_validation)
 
+    def tested(self, point: str) -> int:
+        """Number of clients with test samples in the last measurement at this point."""
+        found = list(self.with_point(point))
+        return int((found[-1].scores[point, "test"].total > 0).sum()) if found else 0
+
     def stuck(self, guess: float) -> bool:
-        """Whether now, and not before, the last PATIENCE measured rounds are no better than a guess."""
+        """Whether exactly the last PATIENCE measured rounds are no better than `guess`; true once per run."""
         if not self[-1].scores:
             return False
         late: list[bool] = []
@@ -112,6 +141,6 @@ class History(list[Round]):
         return late.count(True) == PATIENCE
 
     def stacked(self, name: str) -> Tensor:
-        """What the server reported under this name, (rounds, ...); rounds of another shape are not in it."""
+        """What the server reported under this name, (rounds, ...); rounds with another shape are left out."""
         found = [record.report[name] for record in self if name in record.report]
         return torch.stack([t for t in found if t.shape == found[-1].shape]) if found else torch.zeros(0)

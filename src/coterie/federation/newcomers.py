@@ -1,32 +1,40 @@
-"""Clients that were not in training: what the federation has to give them, and how well they do with it."""
+"""Clients that were not in training: what the server sends them, and how well they do with it."""
 
 from __future__ import annotations
 
-from coterie.clients import Answers, Clients, Turn
-from coterie.core import order, tree
+from coterie.core import random, tree
+from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
-from coterie.core.samples import FederatedData
+from coterie.core.names import client_number
+from coterie.execution import Backend, Turn
 from coterie.federation.history import Round
-from coterie.federation.rounds import Settings, Told, after_training, log, settled, usable
+from coterie.federation.rounds import Measurements, after_training, log, settled, usable
+from coterie.federation.settings import Settings
 
 
-def keep_out(data: FederatedData, share: float, seed: int) -> tuple[FederatedData, FederatedData]:
-    """The clients that train, and a random share of clients that do not."""
+def keep_out(data: FederatedData, share: float | str, seed: int) -> tuple[FederatedData, FederatedData]:
+    """The data of clients that train and of those that do not: a random share, or named ones such as s22,s23."""
+    if isinstance(share, str):
+        asked = [name.strip() for name in share.split(",") if name.strip()]
+        named = {client_number(name, data.client_names, range(data.clients)) for name in asked}
+        if not 0 < len(named) < data.clients:
+            raise CoterieError(f"new clients '{share}' of {data.clients} leave none to train, or none to keep out")
+        return data.pick([i for i in range(data.clients) if i not in named]), data.pick(sorted(named))
     out = round(share * data.clients)
     if not 0 < out < data.clients:
         raise CoterieError(f"a share of {share} of {data.clients} clients leaves none to train, or none to keep out")
-    drawn = order.shuffle(order.fold(order.seed_key(seed), order.NEWCOMERS), data.clients)
+    drawn = random.shuffle(random.fold(random.seed_key(seed), random.NEWCOMERS), data.clients)
     return data.pick(drawn[out:].sort().values.tolist()), data.pick(drawn[:out].sort().values.tolist())
 
 
-def meet(server: object, newcomers: Clients, settings: Settings) -> Round:
-    """They join, get what the server has for them, are measured, train once, and are measured again."""
+def meet(server: object, newcomers: Backend, settings: Settings) -> Round:
+    """New clients join, download, are evaluated, train once, and are evaluated again."""
     method, everyone = newcomers.method, newcomers.everyone
     newcomers.join(method.server_welcome(server))
     scores = {}
     down = method.server_greet(server)
     if down is None:
-        log.warning("%s has nothing to give to clients that were not in training", method.title)
+        log.warning("%s has no model for clients that were not in training", method.title)
         return Round(settings.rounds, everyone)
     downs = tree.apply(lambda t: t.expand(len(everyone), *t.shape), down)
     for split in newcomers.splits:
@@ -37,10 +45,10 @@ def meet(server: object, newcomers: Clients, settings: Settings) -> Round:
     turn = Turn(settings.rounds, settings.rate(settings.rounds - 1))
     returned = newcomers.begin(everyone, downs, turn)
 
-    def settle(answers: Answers) -> tuple[object, Told]:
+    def measure(after: object) -> Measurements:
         trained = {("new_post", split): of for (_, split), of in after_training(newcomers, downs, returned).items()}
-        return server, Told(trained, scores)
+        return Measurements(trained, scores)
 
-    answers, _, told = settled(returned, turn, 1.0, settle)
-    found = told.scores | usable(told.trained, answers)
+    answers, _, measured = settled(returned, turn, 1.0, lambda answers: server, measure)
+    found = measured.scores | usable(measured.trained, answers)
     return Round(settings.rounds, everyone, answers.left_out, found, bytes_down=tree.size(downs))

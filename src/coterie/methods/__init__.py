@@ -1,10 +1,16 @@
-"""The papers. One file each; nothing elsewhere is about one method only."""
+"""The papers, one file each; a method with machinery of its own is a folder."""
 
 from __future__ import annotations
 
+import inspect
+import sys
+from dataclasses import asdict, fields
 from typing import Any
 
-from coterie.core.method import Method
+from coterie.core.errors import CoterieError, unknown
+from coterie.core.importing import imported
+from coterie.core.method import AnyMethod, Method
+from coterie.core.names import spelling
 from coterie.methods.apfl import APFL
 from coterie.methods.ditto import Ditto
 from coterie.methods.fedavg import FedAvg
@@ -31,7 +37,44 @@ from coterie.methods.pfedhn import pFedHN
 from coterie.methods.pfedme import pFedMe
 from coterie.methods.scaffold import SCAFFOLD
 
-AnyMethod = Method[Any, Any, Any, Any]
+__all__ = [
+    "APFL",
+    "GPFL",
+    "METHODS",
+    "PFAKD",
+    "SCAFFOLD",
+    "VARIANTS",
+    "Ditto",
+    "FedAvg",
+    "FedBABU",
+    "FedCRC",
+    "FedDyn",
+    "FedEM",
+    "FedFomo",
+    "FedPAC",
+    "FedPACProto",
+    "FedPer",
+    "FedProto",
+    "FedProx",
+    "FedReG",
+    "FedRep",
+    "FedRoD",
+    "HypCluster",
+    "KNNPer",
+    "LGFedAvg",
+    "Local",
+    "ancestor",
+    "checked_class",
+    "described",
+    "documented",
+    "identifier",
+    "method_class",
+    "method_name",
+    "pFedHN",
+    "pFedMe",
+    "parts",
+    "training",
+]
 
 METHODS: dict[str, type[AnyMethod]] = {
     "local": Local,
@@ -61,6 +104,23 @@ METHODS: dict[str, type[AnyMethod]] = {
     "pfakd": PFAKD,
 }
 
+RESULT_POINTS = {"pre", "post", "finished", "global"}  # where a method may be measured: see core/method.py
+
+
+def documented(kind: type[AnyMethod]) -> str:
+    """The docstring of a method's class: its own or its file's, with the paper, and its hyper-parameters."""
+    own = "" if (kind.__doc__ or "").startswith(f"{kind.__name__}(") else inspect.getdoc(kind) or ""  # dataclass's
+    text = own or inspect.cleandoc(sys.modules[kind.__module__].__doc__ or "")
+    listed = [
+        f"{f.name}: {f.metadata.get('help', '')} (default: {f.default})" for f in fields(kind) if f.name != "train"
+    ]
+    training = "train: local training, a coterie.Sgd; fields that are not set come from the protocol"
+    return "\n".join([text, "", "Parameters", "----------", *listed, training])
+
+
+for _kind in METHODS.values():  # help(coterie.FedPAC) shows what its file says
+    _kind.__doc__ = documented(_kind)
+
 # Names for settings that the papers give a name: its method, what differs, and its title.
 VARIANTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "fedavg-ft": ("fedavg", {}, "FedAvg-FT"),
@@ -81,6 +141,68 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "fedcrc-per": ("fedcrc", {}, "FedCRC-Per"),
     "pfakd-at": ("pfakd", {"at": "alternate"}, "PFAKD+AT (alternating, our reading)"),
 }
+
+
+def method_name(name: str) -> str:
+    """The name of a method or variant, however it is spelled (FedPAC, fed_pac, Fed-RoD); import paths as they are."""
+
+    if ":" in name:
+        method_class(name)
+        return name
+    known = {spelling(word): word for word in (*METHODS, *VARIANTS)}
+    if spelling(name) not in known:
+        raise unknown("method", name, known.values())
+    return known[spelling(name)]
+
+
+def method_class(name: str) -> type[AnyMethod]:
+    """The class of a method or variant, or the user's own by its import path package.module:Class."""
+    base, _ = parts(name)
+    if base in METHODS:
+        return METHODS[base]
+    if ":" not in name:
+        raise unknown("method", name, (*METHODS, *VARIANTS))
+    return checked_class(name, imported("method", name))
+
+
+def checked_class(name: str, found: Any) -> type[AnyMethod]:
+    """An error if this is not the class of a complete method."""
+    if not isinstance(found, type) or not issubclass(found, Method):
+        kind = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
+        raise CoterieError(f"method '{name}' is {kind}, not a subclass of coterie.core.method.Method")
+    missing = sorted(found.__abstractmethods__)
+    missing += [name for name in ("title", "results") if not hasattr(found, name)]
+    if missing:
+        raise CoterieError(f"method '{name}' does not define {', '.join(missing)}")
+    if found.title not in found.results:
+        raise CoterieError(
+            f"method '{name}': its `results` {sorted(found.results)} do not name its title, {found.title}"
+        )
+    wrong = sorted(set(found.results.values()) - RESULT_POINTS)
+    if wrong:
+        raise CoterieError(
+            f"method '{name}': its `results` are measured at {', '.join(wrong)}; "
+            f"known: {', '.join(sorted(RESULT_POINTS))}"
+        )
+    return found
+
+
+def identifier(method: AnyMethod | type[AnyMethod]) -> str:
+    """What a run folder calls a method: the name of one of ours, or the import path of a user's own."""
+    kind = method if inspect.isclass(method) else type(method)
+    named = next((name for name, ours in METHODS.items() if ours is kind), None)
+    return named or f"{kind.__module__}:{kind.__qualname__}"
+
+
+def described(method: AnyMethod) -> dict[str, Any]:
+    """What config.json says of a method: its title, its class and all its settings."""
+    return {"name": method.title, "class": identifier(method), **asdict(method)}
+
+
+def ancestor(method: AnyMethod) -> str | None:
+    """The method of ours that this one is, or is derived from; None: the user's own from scratch."""
+    names = {kind: name for name, kind in METHODS.items()}
+    return next((names[kind] for kind in type(method).__mro__ if kind in names), None)
 
 
 def parts(name: str) -> tuple[str, dict[str, Any]]:

@@ -12,12 +12,14 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
+from coterie.core.batch import Batch, Data
 from coterie.core.errors import CoterieError
-from coterie.core.local import Batch, Data
 from coterie.core.losses import cross_entropy
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
-from coterie.core.replay import fold
+from coterie.core.protections import ALLOWED, Protections
+from coterie.core.ranges import Samples
+from coterie.core.steps import fold
 from coterie.core.tree import Tree, average, blend
 
 
@@ -38,7 +40,7 @@ class Down(NamedTuple):
 
 class Up(NamedTuple):
     weights: Weights  # the shared model as trained
-    samples: Tensor  # () n_i
+    samples: Samples  # () n_i
 
 
 class Own(NamedTuple):
@@ -66,6 +68,7 @@ class APFL(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "APFL"
     results: ClassVar[dict[str, str]] = {"APFL": "post"}
+    protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
 
     def __post_init__(self) -> None:
         if not 0 <= self.share <= 1:
@@ -97,7 +100,7 @@ class APFL(Method[Server, State, Down, Up]):
             moved, _ = plain.step(own, mixture_loss, batch, data.rate, {})  # α - η <v - w, ∇f(mixture)>
             return Own(weights, moved.share.clamp(0, 1)), momentum
 
-        plain = self.train.but(momentum=0.0, weight_decay=0.0, clip=0.0)
+        plain = self.train.but(momentum=0.0, weight_decay=0.0, clip_gradient=0.0)
 
         def both(models: Both, batch: Batch) -> Both:
             shared, shared_momentum = self.train.step(models.shared, loss, batch, data.rate, models.shared_momentum)
@@ -106,7 +109,7 @@ class APFL(Method[Server, State, Down, Up]):
 
         before = Both(down.weights, Own(state.weights, state.share), state.shared_momentum, state.momentum)
         shared, own, shared_momentum, momentum = fold(before, ((both, run) for run in self.train.runs(data)))
-        if not self.train.keep:
+        if not self.train.keep_momentum:
             momentum, shared_momentum = {}, {}
         return State(*own, momentum, shared_momentum), Up(shared, data.samples)
 

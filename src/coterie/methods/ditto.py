@@ -11,10 +11,12 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from coterie.core.local import Batch, Data
+from coterie.core.batch import Batch, Data
 from coterie.core.losses import cross_entropy, squared_distance
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
+from coterie.core.protections import ALLOWED, Protections
+from coterie.core.ranges import Samples
 from coterie.core.tree import Tree, average
 
 
@@ -34,7 +36,7 @@ class Down(NamedTuple):
 
 class Up(NamedTuple):
     weights: Weights
-    samples: Tensor  # () n_i
+    samples: Samples  # () n_i
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Ditto(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "Ditto"
     results: ClassVar[dict[str, str]] = {"Ditto": "post"}
+    protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
 
     def server_init(self, model: Model, census: Census) -> Server:
         return Server(model.start)
@@ -66,9 +69,9 @@ class Ditto(Method[Server, State, Down, Up]):
                 return loss(v, batch)
             return loss(v, batch) + self.pull / 2 * squared_distance(v, down.weights)  # eq. (1), h_k
 
-        epochs = self.train.epochs if self.personal_epochs is None else self.personal_epochs
+        epochs = self.train.local_epochs if self.personal_epochs is None else self.personal_epochs
         shared, shared_momentum = self.train(down.weights, loss, data, state.shared_momentum)
-        personal, momentum = self.train.but(epochs=epochs)(state.weights, personal_loss, data, state.momentum)
+        personal, momentum = self.train.but(local_epochs=epochs)(state.weights, personal_loss, data, state.momentum)
         return State(personal, momentum, shared_momentum), Up(shared, data.samples)
 
     def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:

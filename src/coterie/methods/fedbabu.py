@@ -1,9 +1,9 @@
 """Only the encoder is trained, under a head that stays as it was drawn; each client fine-tunes at the end.
 
 Oh, Kim, Yun: FedBABU: Toward Enhanced Representation for Federated Image Classification, ICLR 2022.
-FedPAC's comparison does not say what it fine-tunes. Here it is the encoder, as many epochs as a round has: our
-inference, because its numbers are met so and missed with the whole model (FedReG: the head, 10 epochs).
-The head that stays is not frozen by a learning rate of zero but not trained at all: weight decay cannot reach it.
+The whole model is fine-tuned by default, as in the paper; `finetune` selects a part. The comparisons of other papers
+choose other parts: FedReG's protocol fine-tunes the head, and the recipes of FedPAC's tables the encoder.
+During training the head is not in the tree that is trained, so weight decay does not reach it either.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
+from coterie.core.batch import Data
 from coterie.core.errors import unknown
-from coterie.core.local import Data
 from coterie.core.losses import cross_entropy
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
+from coterie.core.protections import ALLOWED, Protections
+from coterie.core.ranges import Samples
 from coterie.core.tree import Tree, average
 
 PARTS = ("full", "encoder", "head", "none")
@@ -38,13 +40,13 @@ class Down(NamedTuple):
 
 class Up(NamedTuple):
     encoder: Tree
-    samples: Tensor  # () n_i
+    samples: Samples  # () n_i
 
 
 @dataclass(frozen=True)
 class FedBABU(Method[Server, State, Down, Up]):
     finetune: str = field(
-        default="encoder", metadata={"help": "what clients fine-tune at the end: full, encoder, head or none"}
+        default="full", metadata={"help": "what clients fine-tune at the end: full, encoder, head or none"}
     )
     finetune_epochs: int | None = field(
         default=None, metadata={"help": "epochs of fine-tuning; local epochs if not set"}
@@ -52,6 +54,8 @@ class FedBABU(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "FedBABU"
     results: ClassVar[dict[str, str]] = {"FedBABU": "finished"}
+    protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
+    needs_encoder: ClassVar[bool] = True
     personal_is_global: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -81,7 +85,7 @@ class FedBABU(Method[Server, State, Down, Up]):
         return Server(average(ups.encoder, ups.samples))
 
     def client_finish(self, model: Model, state: State, down: Down, data: Data) -> State:
-        train = self.train if self.finetune_epochs is None else self.train.but(epochs=self.finetune_epochs)
+        train = self.train if self.finetune_epochs is None else self.train.but(local_epochs=self.finetune_epochs)
         received = Weights(down.encoder, model.start.head)
         moving = {
             "full": received._asdict(),

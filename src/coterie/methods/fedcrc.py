@@ -13,10 +13,13 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from coterie.core import tree
-from coterie.core.local import Batch, Data, Sgd
+from coterie.core.batch import Batch, Data
 from coterie.core.losses import cross_entropy, kl_divergence
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
+from coterie.core.optimizers import Sgd
+from coterie.core.protections import ALLOWED, Protections
+from coterie.core.ranges import Samples
 from coterie.core.tree import Tree
 
 
@@ -40,7 +43,7 @@ class Down(NamedTuple):
 class Up(NamedTuple):
     encoder: Tree
     head: Tree  # h_g as trained by this client
-    samples: Tensor  # () n_i
+    samples: Samples  # () n_i
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ class FedCRC(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "FedCRC"
     results: ClassVar[dict[str, str]] = {"FedCRC": "global", "FedCRC-Per": "pre"}
+    protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
+    needs_head: ClassVar[bool] = True
 
     def server_init(self, model: Model, census: Census) -> Server:
         return Server(*model.start)
@@ -89,7 +94,7 @@ class FedCRC(Method[Server, State, Down, Up]):
         return State(own, encoder_momentum, head_momentum, shared_momentum), Up(encoder, shared, data.samples)
 
     def during(self, epochs: int | None) -> Sgd:
-        return self.train if epochs is None else self.train.but(epochs=epochs)
+        return self.train if epochs is None else self.train.but(local_epochs=epochs)
 
     def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
         head = tree.average(ups.head, ups.samples)  # eq. (8)

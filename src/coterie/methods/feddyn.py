@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from coterie.core import tree
+from coterie.core.batch import Batch, Data
 from coterie.core.errors import unknown
-from coterie.core.local import Batch, Data
 from coterie.core.losses import cross_entropy, inner_product, squared_distance
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
+from coterie.core.protections import ALLOWED, WELCOME, Protections, refused
 from coterie.core.tree import Tree
 
 NORMS = ("squared", "unsquared")
@@ -62,6 +63,7 @@ class FedDyn(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "FedDyn"
     results: ClassVar[dict[str, str]] = {"FedDyn": "pre"}
+    protections: ClassVar[Protections] = {"dp-client": refused(WELCOME), "dp-sample": ALLOWED}
 
     def __post_init__(self) -> None:
         if self.norm not in NORMS:
@@ -87,7 +89,7 @@ class FedDyn(Method[Server, State, Down, Up]):
             task = cross_entropy(model(w, batch.x), batch.y)
             return task + state.pull * (self.penalty(w, down.weights) + inner_product(w, state.drift))  # eq. (1)
 
-        clipped = self.train.but(clip=self.train.clip or self.largest_gradient)
+        clipped = self.train.but(clip_gradient=self.train.clip_gradient or self.largest_gradient)
         weights, momentum = clipped(down.weights, loss, data, state.momentum)
         moved = tree.apply(torch.sub, tree.trained(weights), tree.trained(down.weights))
         return State(tree.apply(torch.add, state.drift, moved), state.pull, momentum), Up(weights)

@@ -17,12 +17,15 @@ import torch
 from torch import Tensor
 
 from coterie.core import tree
+from coterie.core.batch import Data, each, sample_losses
 from coterie.core.errors import CoterieError
-from coterie.core.initial import networks
-from coterie.core.local import Data, Sgd, each, sample_losses
+from coterie.core.init import networks
 from coterie.core.losses import cross_entropy
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
+from coterie.core.optimizers import Sgd
+from coterie.core.protections import ALLOWED, Protections, refused
+from coterie.core.ranges import Samples
 from coterie.core.tree import Tree
 
 SMALLEST = 1e-12  # of a mixture weight, under the logarithm
@@ -49,7 +52,7 @@ class Down(NamedTuple):
 
 class Up(NamedTuple):
     components: Weights  # (M, ...)
-    samples: Tensor  # () n_i
+    samples: Samples  # () n_i
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,12 @@ class FedEM(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "FedEM"
     results: ClassVar[dict[str, str]] = {"FedEM": "pre", "FedEM-FT": "finished"}
+    protections: ClassVar[Protections] = {
+        "dp-client": ALLOWED,
+        "dp-sample": refused(
+            "every sample's weight follows from the mixture of all samples of the client, without noise"
+        ),
+    }
 
     def __post_init__(self) -> None:
         if self.components < 1:
@@ -115,8 +124,8 @@ class FedEM(Method[Server, State, Down, Up]):
 
     def client_finish(self, model: Model, state: State, down: Down, data: Data) -> State:
         responsibilities, shares = self.expect(model, Mixture(down.components, state.shares), data)
-        epochs = self.train.epochs if self.finetune_epochs is None else self.finetune_epochs
-        train = self.train.but(epochs=epochs)
+        epochs = self.train.local_epochs if self.finetune_epochs is None else self.finetune_epochs
+        train = self.train.but(local_epochs=epochs)
         if self.finetune_all:
             responsibilities = torch.ones_like(responsibilities)
         components, _ = self.maximise(train, model, down, responsibilities, data, state.momentum)

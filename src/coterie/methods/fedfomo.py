@@ -13,12 +13,13 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.core import order, tree
+from coterie.core import random, tree
+from coterie.core.batch import Data, sample_losses
 from coterie.core.errors import CoterieError
-from coterie.core.local import Data, sample_losses
 from coterie.core.losses import cross_entropy, squared_distance
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
+from coterie.core.protections import HANDED_ON, Protections, refused, robust
 from coterie.core.tree import Tree
 
 
@@ -53,6 +54,11 @@ class FedFomo(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "FedFomo"
     results: ClassVar[dict[str, str]] = {"FedFomo": "post"}
+    protections: ClassVar[Protections] = {
+        **robust(refused(f"{HANDED_ON}, who judge it themselves on their own samples")),
+        "dp-client": refused(f"{HANDED_ON}, not a mean of many"),
+        "dp-sample": refused("clients send how much each model is worth on their held-out samples, without noise"),
+    }
 
     def __post_init__(self) -> None:
         if self.models < 1:
@@ -74,12 +80,12 @@ class FedFomo(Method[Server, State, Down, Up]):
         everyone = torch.arange(len(server.uploaded), device=server.uploaded.device)
         own, affinity = everyone[client], server.affinity[client]
         left = server.uploaded & (everyone != own)  # (m,) who can still be chosen
-        key = order.fold(torch.zeros_like(own), order.EXPLORE, server.round, own)
+        key = random.fold(torch.zeros_like(own), random.EXPLORE, server.round, own)
         chance = (self.explore - self.explore_decay * server.round).clamp_min(0)
         picks = []
         for place in range(self.models):
             best = left & (affinity == torch.where(left, affinity, -torch.inf).max())
-            draws = order.bits(order.fold(key, place), torch.arange(len(everyone) + 1, device=everyone.device))
+            draws = random.bits(random.fold(key, place), torch.arange(len(everyone) + 1, device=everyone.device))
             pool = torch.where(draws[-1] < chance * 2.0**63, left, best)
             pick = torch.where(left.any(), torch.where(pool, draws[:-1], -1).argmax(), own)
             left = left & (everyone != pick)

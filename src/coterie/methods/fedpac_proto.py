@@ -16,11 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from coterie.core import tree
+from coterie.core.batch import Batch, Data, features
 from coterie.core.errors import CoterieError, unknown
-from coterie.core.local import Batch, Data, features
 from coterie.core.losses import cross_entropy, squared_error
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
+from coterie.core.protections import ALLOWED, OWN_MEANS, OWN_ROWS, SEND_STATISTICS, Protections, refused, unless
+from coterie.core.ranges import Counted
 from coterie.core.statistics import class_statistics, merge_means
 from coterie.core.tree import Tree
 
@@ -50,7 +52,7 @@ class Up(NamedTuple):
     encoder: Tree
     head: Tree
     prototypes: Tensor  # (K, d) ĉ_i
-    counts: Tensor  # (K,) n_ik
+    counts: Counted  # (K,) n_ik
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,17 @@ class FedPACProto(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "FedPAC-Proto"
     results: ClassVar[dict[str, str]] = {"FedPAC-Proto": "pre"}
+    protections: ClassVar[Protections] = {
+        "robust-median": refused(OWN_ROWS),
+        "dp-client": refused(
+            "its server combines for every client the heads of others by their class statistics, not a mean of all; "
+            "--dp-statistics protects samples there"
+        ),
+        "dp-sample": refused(SEND_STATISTICS),
+        "dp-statistics": ALLOWED,
+        "dp-both": unless(OWN_MEANS, align=0.0),
+    }
+    needs_head: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.proto_to_head not in READINGS:
@@ -93,7 +106,7 @@ class FedPACProto(Method[Server, State, Down, Up]):
     def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
         z = features(model, down.encoder, data)  # (n, d)
         local = class_statistics(z, data.y, data.classes, data.real)
-        head, head_momentum = self.train.but(epochs=self.head_epochs, lr=self.head_lr)(
+        head, head_momentum = self.train.but(local_epochs=self.head_epochs, lr=self.head_lr)(
             down.head,
             lambda head, batch: cross_entropy(model.logits(head, batch.x), batch.y),
             data.of(z),
@@ -110,7 +123,7 @@ class FedPACProto(Method[Server, State, Down, Up]):
             return task + align * squared_error(z, target[batch.y]) if self.align else task
 
         encoder, encoder_momentum = self.train(down.encoder, loss, data, state.encoder_momentum)
-        z = features(model, encoder, data, epoch=self.train.epochs)
+        z = features(model, encoder, data, epoch=self.train.local_epochs)
         prototypes = class_statistics(z, data.y, data.classes, data.real).means
         return State(head_momentum, encoder_momentum), Up(encoder, head, prototypes, local.counts)
 

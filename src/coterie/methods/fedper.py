@@ -11,10 +11,12 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from coterie.core.local import Data
+from coterie.core.batch import Data
 from coterie.core.losses import cross_entropy
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
+from coterie.core.protections import ALLOWED, HEADS, Protections, unless
+from coterie.core.ranges import Samples
 from coterie.core.tree import Tree, average
 
 
@@ -35,7 +37,7 @@ class Down(NamedTuple):
 class Up(NamedTuple):
     encoder: Tree
     head: Tree  # empty unless heads are averaged
-    samples: Tensor  # () n_i
+    samples: Samples  # () n_i
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class FedPer(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "FedPer"
     results: ClassVar[dict[str, str]] = {"FedPer": "pre"}
+    protections: ClassVar[Protections] = {"dp-client": unless(HEADS, average_heads=False), "dp-sample": ALLOWED}
+    needs_head: ClassVar[bool] = True
 
     def server_init(self, model: Model, census: Census) -> Server:
         return Server(*model.start)

@@ -14,11 +14,13 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
+from coterie.core.batch import Batch, Data, features
 from coterie.core.errors import unknown
-from coterie.core.local import Batch, Data, features
 from coterie.core.losses import cross_entropy, squared_error
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
+from coterie.core.protections import NOTHING_SENT, SEND_STATISTICS, Protections, refused, robust, unless
+from coterie.core.ranges import Counted
 from coterie.core.statistics import class_statistics, merge_means
 from coterie.core.tree import Tree
 
@@ -41,7 +43,7 @@ class Down(NamedTuple):
 
 class Up(NamedTuple):
     prototypes: Tensor | tuple[()]  # (K, d) c_i; nothing if they are local
-    counts: Tensor | tuple[()]  # (K,) n_ik
+    counts: Counted | tuple[()]  # (K,) n_ik
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,23 @@ class FedProto(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "FedProto"
     results: ClassVar[dict[str, str]] = {"FedProto": "post"}
+    protections: ClassVar[Protections] = {
+        "robust-clip": unless(NOTHING_SENT, prototypes="global"),
+        **robust(
+            refused("it sends class statistics only, in which clients without a class have zeros; take clip"),
+            "robust-clip",
+        ),
+        "dp-client": refused(
+            "its server weights every class by how many samples each client has of it, which would need noise of its "
+            "own; --dp-statistics protects samples there"
+        ),
+        "dp-sample": refused(SEND_STATISTICS),
+        "dp-statistics": refused(
+            "its statistics are of an encoder that does not travel and was trained on the same samples, so noise on "
+            "them alone covers little; give --dp sample too"
+        ),
+        "dp-both": unless("features are drawn to the client's own class means, without noise", prototypes="global"),
+    }
 
     def __post_init__(self) -> None:
         if self.prototypes not in SOURCES:
@@ -80,7 +99,7 @@ class FedProto(Method[Server, State, Down, Up]):
             return task + self.align * seen[batch.y] * squared_error(z, target[batch.y])
 
         weights, momentum = self.train(state.weights, loss, data, state.momentum)
-        z = features(model, weights.encoder, data, epoch=self.train.epochs)
+        z = features(model, weights.encoder, data, epoch=self.train.local_epochs)
         found = class_statistics(z, data.y, data.classes, data.real)
         up = Up(found.means, found.counts) if self.prototypes == "global" else Up((), ())
         return State(weights, momentum, found.means), up

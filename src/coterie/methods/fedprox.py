@@ -12,10 +12,12 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from coterie.core.local import Batch, Data
+from coterie.core.batch import Batch, Data
 from coterie.core.losses import cross_entropy, squared_distance
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
+from coterie.core.protections import ALLOWED, Protections
+from coterie.core.ranges import Samples
 from coterie.core.tree import Tree, average
 
 
@@ -33,7 +35,7 @@ class Down(NamedTuple):
 
 class Up(NamedTuple):
     weights: Weights
-    samples: Tensor  # () n_i
+    samples: Samples  # () n_i
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class FedProx(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "FedProx"
     results: ClassVar[dict[str, str]] = {"FedProx": "pre"}
+    protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
     personal_is_global: ClassVar[bool] = True
 
     def server_init(self, model: Model, census: Census) -> Server:

@@ -12,10 +12,12 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from coterie.core.local import Batch, Data
+from coterie.core.batch import Batch, Data
 from coterie.core.losses import cross_entropy
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
+from coterie.core.protections import ALLOWED, HEADS, Protections, unless
+from coterie.core.ranges import Samples
 from coterie.core.tree import Tree, average
 
 
@@ -37,7 +39,7 @@ class Down(NamedTuple):
 class Up(NamedTuple):
     encoder: Tree
     head: Tree  # empty unless heads are averaged
-    samples: Tensor  # () n_i
+    samples: Samples  # () n_i
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class FedRep(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "FedRep"
     results: ClassVar[dict[str, str]] = {"FedRep": "pre"}
+    protections: ClassVar[Protections] = {"dp-client": unless(HEADS, average_heads=False), "dp-sample": ALLOWED}
+    needs_head: ClassVar[bool] = True
 
     def server_init(self, model: Model, census: Census) -> Server:
         return Server(*model.start)
@@ -65,11 +69,11 @@ class FedRep(Method[Server, State, Down, Up]):
         def loss(encoder: Tree, head: Tree, batch: Batch) -> Tensor:
             return cross_entropy(model(Weights(encoder, head), batch.x), batch.y)
 
-        head, head_momentum = self.train.but(epochs=self.head_epochs)(
+        head, head_momentum = self.train.but(local_epochs=self.head_epochs)(
             state.head, lambda head, batch: loss(down.encoder, head, batch), data, state.head_momentum
         )
-        epochs = self.train.epochs if self.encoder_epochs is None else self.encoder_epochs
-        encoder, encoder_momentum = self.train.but(epochs=epochs)(
+        epochs = self.train.local_epochs if self.encoder_epochs is None else self.encoder_epochs
+        encoder, encoder_momentum = self.train.but(local_epochs=epochs)(
             down.encoder, lambda encoder, batch: loss(encoder, head, batch), data, state.encoder_momentum
         )
         up = Up(encoder, head if self.average_heads else {}, data.samples)

@@ -11,10 +11,12 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from coterie.core.local import Batch, Data
+from coterie.core.batch import Batch, Data
 from coterie.core.losses import balanced_cross_entropy, cross_entropy
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
+from coterie.core.protections import ALLOWED, Protections, unless
+from coterie.core.ranges import Samples
 from coterie.core.tree import Tree, average
 
 
@@ -33,7 +35,7 @@ class Down(NamedTuple):
 
 class Up(NamedTuple):
     weights: Weights
-    samples: Tensor  # () n_i
+    samples: Samples  # () n_i
 
 
 class Parts(NamedTuple):
@@ -51,6 +53,11 @@ class FedRoD(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "Fed-RoD"
     results: ClassVar[dict[str, str]] = {"Fed-RoD": "pre"}
+    protections: ClassVar[Protections] = {
+        "dp-client": ALLOWED,
+        "dp-sample": unless("the class counts of a client are in its loss, without noise", balance=0.0),
+    }
+    needs_head: ClassVar[bool] = True
 
     def server_init(self, model: Model, census: Census) -> Server:
         return Server(model.start)

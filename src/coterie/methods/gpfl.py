@@ -18,12 +18,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from coterie.core.batch import Batch, Data
 from coterie.core.errors import unknown
-from coterie.core.initial import generator, linear, normal
-from coterie.core.local import Batch, Data
+from coterie.core.init import generator, linear, normal
 from coterie.core.losses import cross_entropy
 from coterie.core.method import Census, Method
 from coterie.core.model import Model
+from coterie.core.protections import HEADS, Protections, refused, unless
+from coterie.core.ranges import Samples
 from coterie.core.tree import Tree, average
 
 CONDITIONS = ("previous", "current")
@@ -62,7 +64,7 @@ class Up(NamedTuple):
     shared: Shared
     head: Tree  # empty unless heads are averaged
     condition: Tensor | tuple[()]  # (d,) p_i, if heads are averaged
-    samples: Tensor  # () n_i
+    samples: Samples  # () n_i
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,11 @@ class GPFL(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "GPFL"
     results: ClassVar[dict[str, str]] = {"GPFL": "pre"}
+    protections: ClassVar[Protections] = {
+        "dp-client": unless(HEADS, average_heads=False),
+        "dp-sample": refused("features are steered by the client's class shares, without noise"),
+    }
+    needs_head: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.conditions not in CONDITIONS:

@@ -12,19 +12,21 @@ Kept momentum is the client's, whichever model it trains.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from coterie.core import tree
+from coterie.core.batch import Data, each, sample_losses
 from coterie.core.errors import CoterieError
-from coterie.core.initial import networks
-from coterie.core.local import Data, each, sample_losses
+from coterie.core.init import networks
 from coterie.core.losses import cross_entropy
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
+from coterie.core.protections import Protections, refused, robust
+from coterie.core.ranges import Index, Samples
 from coterie.core.tree import Tree
 
 
@@ -43,9 +45,9 @@ class Down(NamedTuple):
 
 
 class Up(NamedTuple):
-    cluster: Tensor  # () j*
+    cluster: Annotated[Tensor, Index("clusters")]  # () j*
     weights: Weights
-    samples: Tensor  # () n_i
+    samples: Samples  # () n_i
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,11 @@ class HypCluster(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "HypCluster"
     results: ClassVar[dict[str, str]] = {"HypCluster": "finished"}
+    protections: ClassVar[Protections] = {
+        **robust(refused("its clients train different models, so being far from the others is no sign of a fault")),
+        "dp-client": refused("its server averages those who chose the same model, and that choice gets no noise"),
+        "dp-sample": refused("clients send which model fits their samples best, without noise"),
+    }
 
     def __post_init__(self) -> None:
         if self.clusters < 1:

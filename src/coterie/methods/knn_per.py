@@ -14,11 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from coterie.core.batch import Data, features
 from coterie.core.errors import CoterieError
-from coterie.core.local import Data, features
 from coterie.core.losses import cross_entropy
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
+from coterie.core.protections import ALLOWED, Protections
+from coterie.core.ranges import Samples
 from coterie.core.tree import Tree, average
 
 
@@ -45,7 +47,7 @@ class Down(NamedTuple):
 
 class Up(NamedTuple):
     weights: Weights
-    samples: Tensor  # () n_i
+    samples: Samples  # () n_i
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class KNNPer(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "kNN-Per"
     results: ClassVar[dict[str, str]] = {"kNN-Per": "finished"}
+    protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
     personal_is_global: ClassVar[bool] = True  # as long as there is no datastore
 
     def __post_init__(self) -> None:

@@ -13,10 +13,12 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from coterie.core.local import Data
+from coterie.core.batch import Data
 from coterie.core.losses import cross_entropy
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
+from coterie.core.protections import ALLOWED, Protections
+from coterie.core.ranges import Samples
 from coterie.core.tree import Tree, average
 
 
@@ -35,13 +37,15 @@ class Down(NamedTuple):
 
 class Up(NamedTuple):
     head: Tree
-    samples: Tensor  # () n_i
+    samples: Samples  # () n_i
 
 
 @dataclass(frozen=True)
 class LGFedAvg(Method[Server, State, Down, Up]):
     title: ClassVar[str] = "LG-FedAvg"
     results: ClassVar[dict[str, str]] = {"LG-FedAvg": "pre"}
+    protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
+    needs_head: ClassVar[bool] = True
 
     def server_init(self, model: Model, census: Census) -> Server:
         return Server(model.start.head)

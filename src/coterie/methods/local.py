@@ -11,10 +11,11 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from coterie.core.local import Data
+from coterie.core.batch import Data
 from coterie.core.losses import cross_entropy
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
+from coterie.core.protections import ALLOWED, NOTHING_SENT, Protections, refused, robust
 from coterie.core.tree import Tree
 
 
@@ -39,6 +40,11 @@ class Up(NamedTuple):
 class Local(Method[Server, State, Down, Up]):
     title: ClassVar[str] = "Local"
     results: ClassVar[dict[str, str]] = {"Local": "post"}
+    protections: ClassVar[Protections] = {
+        **robust(refused(NOTHING_SENT)),
+        "dp-client": refused(f"{NOTHING_SENT}, so nothing of them can leak"),
+        "dp-sample": ALLOWED,
+    }
 
     def server_init(self, model: Model, census: Census) -> Server:
         return Server()

@@ -15,11 +15,13 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from coterie.core.batch import Batch, Data
 from coterie.core.errors import unknown
-from coterie.core.local import Batch, Data
 from coterie.core.losses import attention_distance, cross_entropy, squared_error
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
+from coterie.core.protections import ALLOWED, Protections
+from coterie.core.ranges import Samples
 from coterie.core.tree import Tree, average, live
 
 READINGS = ("none", "alternate", "attention")
@@ -43,7 +45,7 @@ class Down(NamedTuple):
 
 class Up(NamedTuple):
     encoder: Tree
-    samples: Tensor  # () n_i
+    samples: Samples  # () n_i
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class PFAKD(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "PFAKD"
     results: ClassVar[dict[str, str]] = {"PFAKD": "pre"}
+    protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
 
     def __post_init__(self) -> None:
         for what, value, known in (
@@ -88,7 +91,7 @@ class PFAKD(Method[Server, State, Down, Up]):
             return cross_entropy(model.logits(head, z), batch.y) + lesson  # eq. (2)
 
         if self.at == "alternate":
-            head, head_momentum = self.train.but(epochs=self.head_epochs)(
+            head, head_momentum = self.train.but(local_epochs=self.head_epochs)(
                 state.head,
                 lambda head, batch: cross_entropy(model(Weights(down.encoder, head), batch.x), batch.y),
                 data,

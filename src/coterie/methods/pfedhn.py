@@ -19,11 +19,13 @@ import torch
 from torch import Tensor
 
 from coterie.core import tree
-from coterie.core.initial import generator, linear, normal
-from coterie.core.local import Data, Sgd
+from coterie.core.batch import Data
+from coterie.core.init import generator, linear, normal
 from coterie.core.losses import cross_entropy
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
+from coterie.core.optimizers import Sgd
+from coterie.core.protections import ALLOWED, OWN_ROWS, Protections, refused
 from coterie.core.tree import Tree
 
 
@@ -68,10 +70,17 @@ class pFedHN(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "pFedHN"
     results: ClassVar[dict[str, str]] = {"pFedHN": "post"}
+    protections: ClassVar[Protections] = {
+        "robust-median": refused(OWN_ROWS),
+        "dp-client": refused("its server learns an embedding of every client from what this client sent, not a mean"),
+        "dp-sample": ALLOWED,
+    }
 
     @property
     def local(self) -> Sgd:
-        return self.train.but(momentum=self.client_momentum, weight_decay=self.client_decay, clip=self.largest_norm)
+        return self.train.but(
+            momentum=self.client_momentum, weight_decay=self.client_decay, clip_gradient=self.largest_norm
+        )
 
     def server_init(self, model: Model, census: Census) -> Server:
         draw, like, clients = generator(model, self.hyper_seed), model.mean, len(census.samples)

@@ -14,11 +14,13 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from coterie.core import tree
-from coterie.core.local import Batch, Data
+from coterie.core.batch import Batch, Data
 from coterie.core.losses import cross_entropy, squared_distance
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
-from coterie.core.replay import fold
+from coterie.core.protections import ALLOWED, Protections
+from coterie.core.ranges import Samples
+from coterie.core.steps import fold
 from coterie.core.tree import Tree
 
 
@@ -36,7 +38,7 @@ class Down(NamedTuple):
 
 class Up(NamedTuple):
     weights: Weights  # w_i
-    samples: Tensor  # () n_i
+    samples: Samples  # () n_i
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class pFedMe(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "pFedMe"
     results: ClassVar[dict[str, str]] = {"pFedMe": "post"}
+    protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
 
     def server_init(self, model: Model, census: Census) -> Server:
         return Server(model.start)

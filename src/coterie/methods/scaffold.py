@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from coterie.core import tree
-from coterie.core.local import Batch, Data
+from coterie.core.batch import Batch, Data
 from coterie.core.losses import cross_entropy, inner_product
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
+from coterie.core.protections import ALLOWED, Protections
 from coterie.core.tree import Tree
 
 
@@ -55,6 +56,7 @@ class SCAFFOLD(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "SCAFFOLD"
     results: ClassVar[dict[str, str]] = {"SCAFFOLD": "pre"}
+    protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
     personal_is_global: ClassVar[bool] = True
 
     def server_init(self, model: Model, census: Census) -> Server:
@@ -82,8 +84,8 @@ class SCAFFOLD(Method[Server, State, Down, Up]):
 
     def steps(self, data: Data) -> Tensor:
         """() K: how many steps this client takes, at least one."""
-        batches = data.samples / self.train.batch
-        return (self.train.epochs * (batches.floor() if self.train.drop_last else batches.ceil())).clamp_min(1)
+        batches = data.samples / self.train.batch_size
+        return (self.train.local_epochs * (batches.floor() if self.train.drop_last else batches.ceil())).clamp_min(1)
 
     def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
         samples = server.samples[clients]

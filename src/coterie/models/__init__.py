@@ -1,21 +1,25 @@
-"""Networks by name. Each is a function of the shape of one sample and the number of classes."""
+"""Networks by name, each an encoder and a head; a client's model as a plain module."""
 
 from __future__ import annotations
 
-import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
+from coterie.core.data import FederatedData, Transform
 from coterie.core.errors import CoterieError, unknown
+from coterie.core.importing import imported
+from coterie.core.model import Model, make_model
+from coterie.core.user_code import failure
 from coterie.models.cnn import akd_cnn, cnn, conv4, convnet
 from coterie.models.network import Network, Shape
 from coterie.models.resnet import resnet18
 from coterie.models.tabular import linear, mlp
 
-__all__ = ["MODELS", "Network", "build"]
+__all__ = ["MODELS", "Network", "build", "build_model", "make_network"]
 
 MODELS: dict[str, Callable[..., Network]] = {
     "akd-cnn": akd_cnn,
@@ -26,6 +30,37 @@ MODELS: dict[str, Callable[..., Network]] = {
     "mlp": mlp,
     "resnet18": resnet18,
 }
+
+
+def make_network(
+    model: str | nn.Module,
+    data: FederatedData,
+    seed: int,
+    head: str | None = None,
+    model_args: Mapping[str, Any] | None = None,
+) -> Model:
+    return build_model(model, data.shape, data.train.x.dtype, data.classes, data.transform, head, seed, model_args)
+
+
+def build_model(
+    network: str | nn.Module,
+    shape: Shape,
+    sample_type: torch.dtype,
+    classes: int,
+    transform: Transform,
+    head: str | None,
+    seed: int,
+    options: Mapping[str, Any] | None = None,
+) -> Model:
+    """The model of a federation, from a network or its name.
+
+    shape, sample_type: of one raw sample. options: arguments of the constructor that makes the network of this name.
+    """
+    if isinstance(network, str):
+        network = build(network, transform.input_shape(shape), classes, seed, **(options or {}))
+    elif options:
+        raise CoterieError("model_args are for a model that is given by its name; this one is made already")
+    return make_model(network, shape, classes, transform, head, sample_type)
 
 
 def build(name: str, shape: Shape, classes: int, seed: int, **options: object) -> nn.Module:
@@ -40,10 +75,18 @@ def build(name: str, shape: Shape, classes: int, seed: int, **options: object) -
     try:
         inspect.signature(maker).bind(*arguments, **options)
     except TypeError as error:
-        raise CoterieError(f"model '{name}': {error}") from None
+        takes = ", ".join(list(inspect.signature(maker).parameters)[len(arguments) :]) or "no others"
+        raise CoterieError(f"model '{name}': {error}; --model-args name=value sets arguments ({takes})") from None
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPUs as well
-        network = maker(*arguments, **options)
+        try:
+            network = maker(*arguments, **options)
+        except CoterieError:
+            raise
+        except Exception as error:
+            if name in MODELS:
+                raise
+            raise failure(f"model '{name}' cannot be made", error) from error
     if not isinstance(network, nn.Module):
         raise CoterieError(f"model '{name}' makes a {type(network).__name__}, not a torch.nn.Module")
     return network
@@ -60,12 +103,8 @@ def _maker(name: str, shape: Shape, classes: int) -> tuple[Callable[..., object]
 
 
 def _imported(path: str) -> Callable[..., object]:
-    module, _, attribute = path.partition(":")
-    try:
-        found: object = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # a module of the user may fail in any way
-        raise CoterieError(f"cannot import model '{path}': {error}") from error
-    if not callable(found):
+    found: object = imported("model", path)
+    if isinstance(found, nn.Module) or not callable(found):
         raise CoterieError(f"model '{path}' is a {type(found).__name__}, not a class or function")
     return found
 

@@ -1,1 +1,1 @@
-"""Everybody's model after a run: read from the folder that the run left, used, measured, written for other programs."""
+"""A client's model after a run: predict, evaluate, export, adapt."""

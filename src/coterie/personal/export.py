@@ -1,111 +1,138 @@
-"""A personal model for programs that know nothing of Coterie: ONNX, a program of plain torch, or weights."""
+"""Export a personal model for use without Coterie: as ONNX, as a torch program, or as weights."""
 
 from __future__ import annotations
 
+import io
 import json
 import logging
-import os
-import tempfile
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 
+from coterie.core.data import is_pixels
 from coterie.core.errors import CoterieError, unknown
-from coterie.federation.folder import ODD
-from coterie.personal.run import Run
-from coterie.personal.standalone import OneNetwork, Whole, exported, probe, standalone
+from coterie.core.version import VERSION
+from coterie.models.personal import OneNetwork, PersonalModel
+from coterie.models.samples import probe
+from coterie.runs.disk import whole
+from coterie.runs.folder import ODD
+from coterie.runs.run import Run
+from coterie.runs.tensor_files import packed
 
 OPSET = 18  # of ONNX
 INPUT, OUTPUT = "samples", "logits"
+FORMAT = 1  # of the description in the files
 
 
-def export(run: Run, client: int, form: str, out: str | Path | None = None) -> list[Path]:
-    """Write the model of a client in one of FORMS; the files that were written."""
+def export(run: Run, client: int | str, form: str, out: str | Path | None = None) -> list[Path]:
+    """Write the model of a client in one of FORMS; returns the files."""
     if form not in FORMS:
         raise unknown("form", form, FORMS)
     ending, write = FORMS[form]
-    path = Path(out) if out is not None else Path(f"client-{client}{ending}")
+    number = run.client_number(client)
+    path = Path(out) if out is not None else Path(f"client-{file_name(run.client_name(number))}{ending}")
     if path.suffix != ending:
-        raise CoterieError(f"{path}: the name of a model for {form} must end in {ending}")
+        raise CoterieError(f"{path}: the file name for {form} must end in {ending}")
     if path.exists():
         raise CoterieError(f"{path} exists already; name another file with --out, or remove it")
-    module = standalone(run.personal_model(client), run.shape, run.dtype)
-    return write(module, run, client, path)
+    model = run.personal_model(number).requires_grad_(False)
+    return write(model, about(run, model), path)
 
 
-def about(run: Run, client: int, module: OneNetwork | Whole) -> dict[str, Any]:
-    """What a user of the file has to know."""
-    told = run.about["transform"]
+def file_name(client: str) -> str:
+    """A client's name as part of a file name."""
+    return re.sub(r"[^\w.-]+", "-", client).strip(".-") or "-"
+
+
+def about(run: Run, model: PersonalModel) -> dict[str, Any]:
+    """A description for users of the file."""
+    info = model.info
     return {
+        "format": FORMAT,
+        "coterie": VERSION,
         "method": run.method.title,
-        "client": client,
-        "data": run.about["name"],
-        "input": {"name": INPUT, "shape": ["batch", *run.shape], "dtype": run.about["dtype"]},
+        "client": info.client,
+        "client_name": info.client_name,
+        "data": info.data,
+        "input": {"name": INPUT, "shape": ["batch", *info.shape], "dtype": run.section("data")["dtype"]},
+        "columns": [asdict(column) for column in info.transform.columns],
         "output": {"name": OUTPUT, "shape": ["batch", run.classes], "meaning": "logits; softmax makes probabilities"},
-        "classes": run.class_names,
-        "normalisation": {"scaled": run.dtype == torch.uint8, "mean": told["mean"], "std": told["std"]},
+        "classes": info.class_names,
+        "normalisation": {
+            "scaled": is_pixels(info.shape, info.dtype),
+            "mean": info.transform.mean,
+            "std": info.transform.std,
+            "axis": info.transform.axis,
+        },
         "network": {
             "name": run.config["network"]["name"],
+            "args": run.config["network"].get("args", {}),
             "encoder": str(run.model.encoder),
             "head": str(run.model.head),
         },
-        "one_network": isinstance(module, OneNetwork),
+        "one_network": isinstance(model, OneNetwork),
     }
 
 
-def write_torch(module: OneNetwork | Whole, run: Run, client: int, path: Path) -> list[Path]:
-    program, told = exported(module, probe(run.shape, run.dtype)), json.dumps(about(run, client, module))
-    with whole(path) as part:
-        torch.export.save(program, part, extra_files={"about.json": told})
-    return [path]
+def write_torch(model: PersonalModel, description: dict[str, Any], path: Path) -> list[Path]:
+    program = exported(model, probe(model.sample_shape, model.sample_dtype))
+    content = io.BytesIO()
+    torch.export.save(program, content, extra_files={"about.json": json.dumps(description)})
+    return [write_file(path, content.getvalue())]
 
 
-def write_onnx(module: OneNetwork | Whole, run: Run, client: int, path: Path) -> list[Path]:
+def write_onnx(model: PersonalModel, description: dict[str, Any], path: Path) -> list[Path]:
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError:
         raise CoterieError("to write ONNX, install it: pip install 'coterie[onnx]'") from None
-    x = probe(run.shape, run.dtype)
+    x = probe(model.sample_shape, model.sample_dtype)
     with quiet():
-        program = exported(module, x).run_decompositions({torch.ops.aten.cdist.default: distances})
+        program = exported(model, x).run_decompositions({torch.ops.aten.cdist.default: distances})
         made = torch.onnx.export(
             program, (x,), dynamo=True, opset_version=OPSET, verbose=False, input_names=[INPUT], output_names=[OUTPUT],
             dynamic_shapes=({0: "batch"},),
         )  # fmt: skip
     assert made is not None
-    made.model.metadata_props["about"] = json.dumps(about(run, client, module))
-    with whole(path) as part:
-        made.save(part, external_data=False)
-    return [path]
+    made.model.metadata_props["about"] = json.dumps(description)
+    return [write_file(path, made.model_proto.SerializeToString())]
 
 
-def write_safetensors(module: OneNetwork | Whole, run: Run, client: int, path: Path) -> list[Path]:
-    """The weights, and a file that says what they are of."""
-    told = about(run, client, module)
-    told["use"] = (
-        "weights of one network: head(encoder(x)) of the normalised samples x"
-        if isinstance(module, OneNetwork)
-        else f"all that a prediction of {run.method.title} is made from; the forms torch and onnx hold how, too"
+def write_safetensors(model: PersonalModel, description: dict[str, Any], path: Path) -> list[Path]:
+    """Write the weights, and a file with the description that their metadata have, too."""
+    description["use"] = (
+        "weights of one network: head(encoder(x)) of the prepared samples x"
+        if isinstance(model, OneNetwork)
+        else f"all tensors that a prediction of {description['method']} needs; use torch or onnx for the computation"
     )
     readme = path.with_suffix(".README.json")
-    with whole(path) as part, whole(readme) as beside:
-        part.write_bytes(save({name: t.detach().contiguous().clone() for name, t in weights(module).items()}))
-        beside.write_text(json.dumps(told, indent=2, ensure_ascii=False) + "\n", encoding="utf-8", errors=ODD)
-    return [path, readme]
+    weights = {name: t.detach().contiguous().clone() for name, t in model.weights().items()}
+    text = json.dumps(description, indent=2, ensure_ascii=False) + "\n"
+    content = packed(weights, {"about": json.dumps(description)})
+    return [write_file(path, content), write_file(readme, text.encode("utf-8", ODD))]
 
 
-def weights(module: OneNetwork | Whole) -> dict[str, Tensor]:
-    return module.state_dict() if isinstance(module, OneNetwork) else module.held()
+def exported(model: nn.Module, x: Tensor) -> torch.export.ExportedProgram:
+    """The model as a graph that takes any number of samples."""
+    try:
+        with torch.no_grad():
+            return torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    except Exception as error:  # a user's network may fail in any way
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise CoterieError(
+            f"torch.export cannot follow this network ({first}); --to safetensors writes its weights"
+        ) from None
 
 
-FORMS: dict[str, tuple[str, Callable[[OneNetwork | Whole, Run, int, Path], list[Path]]]] = {
+FORMS: dict[str, tuple[str, Callable[[PersonalModel, dict[str, Any], Path], list[Path]]]] = {
     "onnx": (".onnx", write_onnx),
     "torch": (".pt2", write_torch),
     "safetensors": (".safetensors", write_safetensors),
@@ -113,13 +140,13 @@ FORMS: dict[str, tuple[str, Callable[[OneNetwork | Whole, Run, int, Path], list[
 
 
 def distances(a: Tensor, b: Tensor, p: float = 2.0, mode: int | None = None) -> Tensor:
-    """torch.cdist in operations that ONNX has: (B, d), (n, d) -> (B, n)."""
+    """torch.cdist as operations that ONNX supports: (B, d), (n, d) -> (B, n)."""
     return (a[:, None] - b[None]).square().sum(2).sqrt()
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what torch.onnx tells of packages that are not needed here, and of its own future."""
+    """Silence torch.onnx about optional packages and deprecations."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -131,14 +158,12 @@ def quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-@contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """A path to write to, of the same ending, that takes the place of this one when all went well."""
+def write_file(path: Path, content: bytes) -> Path:
+    """Write a file atomically, in a folder that is made if needed."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".part-", dir=path.parent) as folder:
-            part = Path(folder) / path.name
-            yield part
-            os.replace(part, path)
-    except (OSError, RuntimeError) as error:
-        raise CoterieError(f"{path}: cannot be written ({error})") from None
+        with whole(path) as part:
+            part.write_bytes(content)
+    except OSError as error:
+        raise CoterieError(f"{path} cannot be written: {error.strerror}") from None
+    return path

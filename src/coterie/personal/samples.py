@@ -1,8 +1,9 @@
-"""Samples to predict: image files, rows of a CSV file, or arrays of an .npz file."""
+"""Read samples for prediction: images, tables matched by column name, or arrays of an .npz file."""
 
 from __future__ import annotations
 
 import csv
+import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,117 +14,200 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coterie.core.data import Column, is_pixels
 from coterie.core.errors import CoterieError
-from coterie.data.partition import DAMAGED, damage
-from coterie.personal.run import Run
+from coterie.data.user import read_table_by
+from coterie.data.user.arrays import load_npz
+from coterie.data.user.reading import LABELS, Notes
+from coterie.data.user.tables import KINDS
+from coterie.runs.run import Run
+
+log = logging.getLogger(__name__)
+
+SHOWN = 8  # columns in a message
 
 
 class Samples(NamedTuple):
     x: Tensor  # (N, ...) raw
-    names: list[str]  # of each: its file, and its row in it
+    names: list[str]  # file and row of each
+    labels: list[str]  # as in the file; "" if there is none
 
 
-def read_samples(run: Run, paths: Sequence[str | Path], resize: bool = False) -> Samples:
-    """All that these files hold, as the models of this run take them."""
-    parts = [read_file(run, Path(path), resize) for path in paths]
+class Rows(NamedTuple):
+    """A table in the form that a run's models take."""
+
+    x: Tensor  # (N, ...) raw
+    labels: NDArray[Any] | None  # (N,) integers or text, if there is a label column
+    groups: NDArray[Any] | None = None  # (N,) names, if a group column was requested
+
+
+def read_samples(
+    run: Run,
+    paths: Sequence[str | Path],
+    resize: bool = False,
+    label_column: str | None = None,
+    dropped: Sequence[str] = (),
+) -> Samples:
+    """All samples in these files, in the form that the run's models take. dropped: unused columns."""
+    parts = [read_file(run, Path(path), resize, label_column, dropped) for path in paths]
     if not parts:
         raise CoterieError("no samples were given")
-    return Samples(torch.cat([part.x for part in parts]), [name for part in parts for name in part.names])
+    x = torch.cat([part.x for part in parts])
+    return Samples(x, *([v for part in parts for v in part[column]] for column in (1, 2)))
 
 
-def read_file(run: Run, path: Path, resize: bool) -> Samples:
+def read_file(run: Run, path: Path, resize: bool, label_column: str | None, dropped: Sequence[str]) -> Samples:
     if not path.is_file():
         raise CoterieError(f"{path}: no such file")
     kind = path.suffix.lower()
-    if kind not in (".csv", ".npz"):
-        return Samples(read_image(run, path, resize)[None], [str(path)])
-    x = read_rows(run, path) if kind == ".csv" else as_samples(run, path, "x", read_arrays(path, "x")["x"])
+    if kind not in (*KINDS, ".npz"):
+        return Samples(read_image(run, path, resize)[None], [str(path)], [""])
+    labels = None
+    if kind == ".npz":
+        arrays = read_arrays(path, "x")
+        x = as_samples(run, path, "x", arrays["x"], arrays.get("columns"))
+    else:
+        x, labels, _ = read_table(run, path, label_column, dropped)
     if not len(x):
-        raise CoterieError(f"{path}: there are no samples in it")
-    return Samples(x, [f"{path}:{row}" for row in range(len(x))])
+        raise CoterieError(f"{path} has no samples")
+    texts = labels.astype(str).tolist() if labels is not None else [""] * len(x)
+    return Samples(x, [f"{path}:{row}" for row in range(len(x))], texts)
 
 
-def read_labelled(run: Run, path: Path, x_name: str = "x", y_name: str = "y") -> tuple[Tensor, Tensor]:
-    """Samples and labels of an .npz file."""
-    arrays = read_arrays(path, x_name, y_name)
-    x, y = as_samples(run, path, x_name, arrays[x_name]), arrays[y_name]
-    if y.shape != (len(x),) or y.dtype.kind not in "iu":
-        raise CoterieError(
-            f"{path}: {y_name} must be one whole number for each of the {len(x)} samples, "
-            f"not {y.dtype} of shape {y.shape}"
-        )
-    if not len(y):
-        raise CoterieError(f"{path}: there are no samples in {x_name}")
-    if not 0 <= y.min() <= y.max() < run.classes:
-        raise CoterieError(f"{path}: labels from {y.min()} to {y.max()}, but classes are 0 to {run.classes - 1}")
-    return x, torch.from_numpy(y.astype(np.int64))
+def read_table(
+    run: Run,
+    path: Path,
+    label_column: str | None = None,
+    dropped: Sequence[str] = (),
+    group_column: str | None = None,
+) -> Rows:
+    """Read a CSV or Parquet file by column name, or by position if the run or the file has no names."""
+    columns = run.transform.columns
+    if not columns:
+        if path.suffix.lower() != ".csv":
+            raise CoterieError(f"{path}: the models of this run take arrays of {words(run.shape)}; give .npz or .csv")
+        if group_column is not None:
+            raise CoterieError(f"{path}: --group-column is for tables with named columns")
+        return read_rows(run, path, label_column)
+    names = {"label_column": label_column, "group_column": group_column}
+    table = read_table_by(columns, path, ignored=dropped, **names)
+    if table.by_position:
+        log.warning("%s has no header; its columns were taken by position: %s", path, listed(columns))
+    return Rows(table.x.to(run.dtype), table.labels, table.groups)
 
 
-def read_arrays(path: Path, *names: str) -> dict[str, NDArray[Any]]:
-    try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            missing = [name for name in names if name not in file]
-            if missing:
-                raise CoterieError(f"{path}: no array '{missing[0]}' in it; there are: {', '.join(file) or 'none'}")
-            return {name: file[name] for name in names}
-    except FileNotFoundError:
-        raise CoterieError(f"{path}: no such file") from None
-    except DAMAGED as error:
-        raise CoterieError(f"{path}: not an .npz file, or a damaged one ({damage(error)})") from None
+def listed(columns: Sequence[Column]) -> str:
+    return ", ".join(column.name for column in columns[:SHOWN]) + (", ..." if len(columns) > SHOWN else "")
 
 
-def has_arrays(path: Path, *names: str) -> bool:
-    try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            return all(name in file for name in names)
-    except DAMAGED:
-        return False
+def read_arrays(path: Path, *needed: str) -> dict[str, NDArray[Any]]:
+    """All arrays of an .npz file."""
+    if not path.is_file():
+        raise CoterieError(f"{path}: no such file")
+    arrays = load_npz(path, Notes())
+    for name in needed:
+        if name not in arrays:
+            raise CoterieError(f"{path}: no array '{name}'; it has: {', '.join(arrays) or 'none'}")
+    return arrays
 
 
-def as_samples(run: Run, path: Path, name: str, array: NDArray[Any]) -> Tensor:
-    """(N, *shape), checked against what the models were trained on."""
+def as_samples(run: Run, path: Path, name: str, array: NDArray[Any], columns: NDArray[Any] | None = None) -> Tensor:
+    """(N, *shape), checked against the training data. columns: names of the array's columns."""
     if run.shape[:1] == (1,) and array.shape[1:] == run.shape[1:]:
         array = array[:, None]  # grey images (N, H, W)
+    known = [column.name for column in run.transform.columns]
+    if known and columns is not None and array.ndim == 2:
+        array = array[:, in_order(path, known, columns.astype(str).tolist())]
+    elif known:
+        log.warning(
+            "%s has no array 'columns'; %s was taken by position: %s", path, name, listed(run.transform.columns)
+        )
     if array.shape[1:] != run.shape or array.ndim != len(run.shape) + 1:
-        raise CoterieError(f"{path}: {name} has the shape {array.shape}; needed is (samples, {words(run.shape, ', ')})")
-    return as_trained(run, path, array)
+        raise CoterieError(f"{path}: {name} has the shape {array.shape}; expected (samples, {words(run.shape, ', ')})")
+    made = as_trained(run, path, array)
+    check_codes(run.transform.columns, path, made)
+    return made
+
+
+def check_codes(columns: Sequence[Column], path: Path, x: Tensor) -> None:
+    """Check categories in an array, which are coded by their position among those of training."""
+    for at, column in enumerate(columns):
+        codes = x[:, at][~x[:, at].isnan()] if column.categories else x[:0, at]
+        wrong = codes[(codes != codes.round()) | (codes < 0) | (codes >= len(column.categories))]
+        if len(wrong):
+            coding = ", ".join(f"{code} for '{name}'" for code, name in enumerate(column.categories[:SHOWN]))
+            raise CoterieError(f"{path}: column '{column.name}' holds {wrong[0]:g}; its categories are coded {coding}")
+
+
+def in_order(path: Path, known: Sequence[str], given: Sequence[str]) -> list[int]:
+    """The position of each known column among the given ones."""
+    for column in (*known, *given):
+        if (column in known) != (column in given):
+            word = "missing in" if column in known else "unknown in"
+            raise CoterieError(f"Column '{column}' is {word} {path} (expected: {', '.join(known)})")
+    return [list(given).index(column) for column in known]
 
 
 def as_trained(run: Run, path: Path, array: NDArray[Any]) -> Tensor:
-    """Numbers of the type and range that training saw. Images may also be floats of 0..1."""
+    """Convert to the type and range of training. Images may also be floats in 0..1."""
     if array.dtype.kind not in "iufb":
-        raise CoterieError(f"{path}: holds {array.dtype}, not numbers")
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise CoterieError(f"{path}: holds numbers that are not finite")
-    if run.dtype != torch.uint8:
+        raise CoterieError(f"{path}: has {array.dtype}, not numbers")
+    filled = np.array([column.fill is not None for column in run.transform.columns])  # NaN marks a missing value
+    fine = (
+        np.isfinite(array) | (np.isnan(array) & filled if filled.any() else False) if array.dtype.kind == "f" else True
+    )
+    if not np.all(fine):
+        raise CoterieError(f"{path}: has values that are not finite")
+    if not is_pixels(run.shape, run.dtype):
+        if not run.dtype.is_floating_point and not whole_numbers(array, run.dtype):
+            kind = run.section("data")["dtype"]
+            raise CoterieError(f"{path}: the models of this run take integers of type {kind}, got {array.dtype}")
         return torch.from_numpy(np.ascontiguousarray(array)).to(run.dtype)
     low, high = (array.min(), array.max()) if array.size else (0, 0)
     if array.dtype.kind == "f" and not (array == np.round(array)).all():
         if not 0 <= low <= high <= 1:
-            raise CoterieError(f"{path}: images of fractions must be in 0..1, these are in {low:g}..{high:g}")
+            raise CoterieError(f"{path}: images with fractions must be in 0..1, got {low:g}..{high:g}")
         return torch.from_numpy(np.ascontiguousarray(array, np.float32))
+    if array.dtype.kind == "f" and high == 1:
+        raise CoterieError(f"{path}: images of 0.0 and 1.0 only: black and white, or bytes? Store bytes from 0 to 255")
     if not 0 <= low <= high <= 255:
-        raise CoterieError(f"{path}: images must be in 0..255, these are in {low:g}..{high:g}")
+        raise CoterieError(f"{path}: images must be in 0..255, got {low:g}..{high:g}")
     return torch.from_numpy(np.ascontiguousarray(array, np.uint8))
 
 
-def read_rows(run: Run, path: Path) -> Tensor:
-    """A sample in each row of a CSV file; a first row that is not of numbers is taken for a header."""
+def whole_numbers(array: NDArray[Any], dtype: torch.dtype) -> bool:
+    """Whether tokens fit the type used in training."""
+    kind = torch.iinfo(dtype) if dtype != torch.bool else torch.iinfo(torch.uint8)
+    if not array.size:
+        return True
+    return bool((array == np.round(array)).all() and kind.min <= array.min() and array.max() <= kind.max)
+
+
+def read_rows(run: Run, path: Path, label_column: str | None = None) -> Rows:
+    """Read a CSV file by position, for a run whose columns have no names. A header is optional."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = [row for row in csv.reader(file) if row]
     except (OSError, ValueError, csv.Error) as error:
         raise CoterieError(f"{path}: cannot be read ({error})") from None
+    labels = None
     if rows and not all(map(is_number, rows[0])):
-        rows = rows[1:]
+        header, *rows = rows
+        found = [name for name in header if name == label_column or (not label_column and name.lower() in LABELS)]
+        if len(found) == 1:
+            at = header.index(found[0])
+            labels = np.array([row.pop(at).strip() if len(row) == len(header) else "" for row in rows], dtype=str)
+        log.warning("%s: the columns of this run have no names; those of the file were taken by position", path)
+    if label_column and labels is None:
+        raise CoterieError(f"{path}: no column '{label_column}' for the label")
     needed = math.prod(run.shape)
     for number, row in enumerate(rows):
         if len(row) != needed or not all(map(is_number, row)):
             wrong = next((cell for cell in row if not is_number(cell)), None)
-            found = f"{len(row)} columns" if len(row) != needed else f"'{wrong}'"
-            raise CoterieError(f"{path}, sample {number}: {found}; needed are {needed} numbers and nothing else")
+            found_there = f"{len(row)} columns" if len(row) != needed else f"'{wrong}'"
+            raise CoterieError(f"{path}, sample {number}: {found_there}; expected {needed} numbers")
     array = np.array([[float(cell) for cell in row] for row in rows]).reshape(len(rows), *run.shape)
-    return as_trained(run, path, array)
+    return Rows(as_trained(run, path, array), labels)
 
 
 def is_number(text: str) -> bool:
@@ -134,7 +218,7 @@ def is_number(text: str) -> bool:
 
 
 def read_image(run: Run, path: Path, resize: bool) -> Tensor:
-    """(C, H, W) pixels, grey or in colour as the models take them."""
+    """(C, H, W) pixels, gray or RGB as the models take."""
     modes = {1: "L", 3: "RGB"}
     if len(run.shape) != 3 or run.shape[0] not in modes:
         raise CoterieError(

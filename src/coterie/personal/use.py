@@ -1,56 +1,70 @@
-"""Personal models at work: what they predict, and how often they are right."""
+"""Predict with personal models and evaluate them."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from coterie.analysis.significance import wilson
 from coterie.api import DataSettings, find_data
-from coterie.clients.base import slices
+from coterie.core.batch import TEST_BATCH
+from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
-from coterie.core.local import TEST_BATCH
-from coterie.core.samples import FederatedData
-from coterie.data import DATASETS, Dataset, Partition, load
+from coterie.data import DATASETS, Dataset, load
 from coterie.data import federate as gather
+from coterie.data.user import is_path
+from coterie.data.user.tables import KINDS
+from coterie.execution.requests import slices
 from coterie.federation.newcomers import keep_out
-from coterie.personal.config import as_tuples
-from coterie.personal.run import Run
-from coterie.personal.samples import Samples, read_labelled, words
+from coterie.personal.labelled import BY_NAME, LabelledReading, joined, read_labelled
+from coterie.personal.labels import Chance, LabelMapping
+from coterie.personal.samples import Samples, words
+from coterie.runs.config import as_tuples
+from coterie.runs.run import Run
+
+log = logging.getLogger(__name__)
 
 
 def logits_of(model: nn.Module, x: Tensor) -> Tensor:
-    """(N, K), in batches as a run measures."""
+    """(N, K), in the batches that a run uses for tests."""
     with torch.no_grad():
         return torch.cat([model(x[part]) for part in slices(len(x), TEST_BATCH)])
 
 
-def predict(run: Run, client: int, samples: Samples, top: int = 3) -> list[dict[str, Any]]:
-    """For each sample its most probable classes, the first one first."""
+def predict(run: Run, client: int | str, samples: Samples, top: int = 3) -> list[dict[str, Any]]:
+    """The most probable classes of each sample, in order, and its label if the file has labels."""
     if top < 1:
-        raise CoterieError(f"top must be at least 1, not {top}")
-    sure = logits_of(run.personal_model(client), samples.x).softmax(1).topk(min(top, run.classes))
+        raise CoterieError(f"top must be at least 1, got {top}")
+    model = run.personal_model(client)
+    sure = logits_of(model, samples.x).softmax(1).topk(min(top, run.classes))
     names = run.class_names
     return [
         {
             "sample": name,
+            "client": model.client_name,
+            **({"label": label} if label else {}),
             "classes": [{"class": k, "name": names[k], "probability": p} for p, k in zip(*row, strict=True)],
         }
-        for name, *row in zip(samples.names, sure.values.tolist(), sure.indices.tolist(), strict=True)
+        for name, label, *row in zip(
+            samples.names, samples.labels, sure.values.tolist(), sure.indices.tolist(), strict=True
+        )
     ]
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How one client's model does."""
+    """The evaluation of one client's model."""
 
     client: int
-    confusion: Tensor  # (K, K) samples of class (row) that were taken for class (column)
+    confusion: Tensor  # (K, K) samples of class (row) predicted as class (column)
     loss: float  # mean cross entropy
 
     @property
@@ -62,15 +76,21 @@ class Evaluation:
         return share(int(self.confusion.diag().sum()), self.samples)
 
     @property
+    def interval(self) -> tuple[float, float] | None:
+        """Wilson's 95 % interval of the accuracy."""
+        return wilson(int(self.confusion.diag().sum()), self.samples) if self.samples else None
+
+    @property
     def class_accuracy(self) -> list[float | None]:
-        """None for a class that is not among the samples."""
+        """None for a class without samples."""
         return [share(int(row[k]), int(row.sum())) for k, row in enumerate(self.confusion)]
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         return {
             "client": self.client,
             "samples": self.samples,
             "accuracy": self.accuracy,
+            "interval": self.interval,
             "loss": self.loss if self.samples else None,
             "class_accuracy": self.class_accuracy,
             "confusion": self.confusion.tolist(),
@@ -82,19 +102,39 @@ def share(part: int, whole: int) -> float | None:
 
 
 def evaluate(
-    run: Run, clients: Sequence[int], data: str | None = None, data_dir: str | None = None
+    run: Run,
+    clients: Sequence[int | str],
+    data: str | None = None,
+    data_dir: str | None = None,
+    reading: LabelledReading = BY_NAME,
 ) -> list[Evaluation]:
-    """The models of these clients, each on its own test samples; with `data`, all on the same ones.
+    """Evaluate the models of these clients, each on its own test samples, or all on `data`.
 
-    data: name of a dataset, of which the test split is taken, or an .npz file with x and y.
+    data: name of a dataset, or a path to labelled samples in any form that `read_labelled` takes. The test split is
+    used if there is one. Warns about models far below chance: labels may be mixed up.
     """
-    for client in clients:
-        run.check_client(client)
+    numbers = [run.client_number(client) for client in clients]
     if data is None:
         own = own_data(run, data_dir).test
-        return [judged(run, client, *own.client(client)) for client in clients]
-    x, y = read_labelled(run, Path(data)) if data.endswith(".npz") else test_split(run, data, data_dir)
-    return [judged(run, client, x, y) for client in clients]
+        return [judged(run, client, *own.client(client)) for client in numbers]
+    x, y = labelled(run, data, reading) if is_file(data) else test_split(run, data, data_dir)
+    found = [judged(run, client, x, y) for client in numbers]
+    for one in found:
+        start = Chance(int(one.confusion.diag().sum()), one.samples, run.classes)
+        if start.below:
+            whose = f"the model of client {run.client_name(one.client)}"
+            log.warning("%s: %s", data, start.warning(whose, run.class_names, reading.labels))
+    return found
+
+
+def is_file(data: str) -> bool:
+    """Whether this is a path rather than the name of a dataset."""
+    return is_path(data) or data.lower().endswith((".npz", *KINDS))
+
+
+def labelled(run: Run, data: str, reading: LabelledReading) -> tuple[Tensor, Tensor]:
+    parts = read_labelled(run, data, reading)
+    return joined(parts, "test" if any(part.split == "test" for part in parts) else None)
 
 
 def judged(run: Run, client: int, x: Tensor, y: Tensor) -> Evaluation:
@@ -108,49 +148,46 @@ def judged(run: Run, client: int, x: Tensor, y: Tensor) -> Evaluation:
 
 
 def own_data(run: Run, data_dir: str | None = None) -> FederatedData:
-    """What the clients of the run had, where the dataset is at hand."""
-    file, told = run.path / "partition.npz", run.about["partition"]
-    if told is None:
+    """The data of the run's clients, if the dataset is available."""
+    expected = run.section("data")["partition"]
+    if expected is None:
         raise no_data(run)
-    partition = Partition.load(file)
-    if partition.hash != told["hash"]:
-        raise CoterieError(f"{file}: damaged, it is not the partition that was trained with")
-    data = gather(dataset_of(run, data_dir), partition)
+    if run.partition is None or run.partition.hash != expected["hash"]:
+        raise run.files.damaged("partition.npz", "it is not the partition that the run trained with")
+    data = gather(dataset_of(run, data_dir), run.partition)
     share, seed = run.settings.new_clients, run.settings.seed
     return keep_out(data, share, seed)[0] if share else data
 
 
 def dataset_of(run: Run, data_dir: str | None) -> Dataset:
-    """By its name; the user's own, as the command that began the run said where it is."""
-    if run.about["name"] in DATASETS:
-        return load(run.about["name"], data_dir)
+    """The run's dataset by name, or the user's data as the run's command located them."""
+    if run.section("data")["name"] in DATASETS:
+        return load(run.section("data")["name"], data_dir)
     command = run.config.get("command")
     if not isinstance(command, dict) or not all(isinstance(command.get(name), str) for name in ("dataset", "cwd")):
         raise no_data(run)
-    told = {f.name: as_tuples(command[f.name]) for f in fields(DataSettings) if f.name in command}
-    told["dataset"] = str(Path(command["cwd"]) / command["dataset"])
-    return find_data(DataSettings(**told))
+    settings = {f.name: as_tuples(command[f.name]) for f in fields(DataSettings) if f.name in command}
+    settings["dataset"] = str(Path(command["cwd"]) / command["dataset"])
+    return find_data(DataSettings(**settings))
 
 
 def no_data(run: Run) -> CoterieError:
-    return CoterieError(
-        f"{run.path}: the run was given data of its own, which it does not keep; name them with --data FILE.npz"
-    )
+    return CoterieError(f"{run.path}: the run does not keep the data that it was given; pass them with --data FILE.npz")
 
 
 def test_split(run: Run, name: str, data_dir: str | None) -> tuple[Tensor, Tensor]:
-    """Of a dataset that could be that of the run."""
+    """The test split of a dataset whose samples have the run's shape."""
     found = load(name, data_dir)
     shape = tuple(found.x_test.shape[1:])
     if shape != run.shape:
-        raise CoterieError(f"{name} has samples of {words(shape)}; the models of this run take {words(run.shape)}")
-    if len(found.classes) > run.classes:
-        raise CoterieError(f"{name} has {len(found.classes)} classes; the models of this run know {run.classes}")
-    return found.x_test, found.y_test
+        raise CoterieError(
+            f"{name} has samples of shape {words(shape)}; the models of this run take {words(run.shape)}"
+        )
+    return found.x_test, LabelMapping().classes(np.array(found.classes)[found.y_test.numpy()], run.class_names, name)
 
 
 def together(evaluations: Sequence[Evaluation]) -> Evaluation:
-    """All clients as one; every sample counts the same."""
+    """All clients together; every sample counts the same."""
     tested = [e for e in evaluations if e.samples]
     total = max(sum(e.samples for e in tested), 1)
     confusion = torch.stack([e.confusion for e in evaluations]).sum(0)

@@ -1,4 +1,4 @@
-"""Search of hyper-parameters by a validation split. The test samples have no part in it."""
+"""Hyper-parameter search on a validation split; test samples have no part in it."""
 
 from coterie.tuning.search import tune
 from coterie.tuning.standings import Tuned

@@ -1,15 +1,18 @@
-"""Who is trained for how long, and when it is enough. It knows nothing of what is trained."""
+"""Which candidate is trained for how many rounds, and when the budget is spent. Independent of what is trained."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from coterie.core.errors import CoterieError
+from coterie.tuning.space import Candidate
 
 
-class Rung(NamedTuple):
-    """A step of the search: so many candidates are trained up to so many rounds."""
+class Stage(NamedTuple):
+    """A number of candidates, trained up to a number of rounds."""
 
     candidates: int
     rounds: int
@@ -18,80 +21,75 @@ class Rung(NamedTuple):
 class Job(NamedTuple):
     candidate: int
     seed: int
-    rounds: int  # from the first one; those of the rung before are among them
+    rounds: int  # counted from the first one; includes those of earlier stages
 
 
 class Trial(NamedTuple):
-    """What became of a job."""
+    """The outcome of a job."""
 
     job: Job
     accuracy: float | None  # mean over clients on the validation samples, in 0..1; None: training diverged
-    reached: int  # rounds that were trained, from the first one
-    seconds: float  # since the rung before
+    reached: int  # rounds trained, counted from the first one
+    seconds: float  # since the stage before
     failed: str | None = None  # why
 
 
-class Budget(NamedTuple):
-    """Of all trials together, however often the search was stopped."""
+class SearchBudget(NamedTuple):
+    """Limits on all trials together, across interruptions."""
 
     rounds: int | None = None
     seconds: float | None = None
 
 
-class Spent(Exception):
-    """The budget does not allow more."""
+class BudgetSpent(Exception):
+    """The budget allows no further training."""
 
 
-def halving(candidates: int, rounds: int, eta: int) -> list[Rung]:
-    """Successive halving: of each rung the best 1/eta go on to eta times the rounds; the last rung has all rounds."""
+def halving(candidates: int, rounds: int, eta: int) -> list[Stage]:
+    """Successive halving: the best 1/eta of a stage train eta times longer; the last stage trains all rounds."""
     if eta < 2:
         raise CoterieError(f"eta must be at least 2, not {eta}")
     steps = 0
     while eta ** (steps + 1) <= min(candidates, rounds):
         steps += 1
-    return [Rung(candidates // eta**k, rounds // eta ** (steps - k)) for k in range(steps + 1)]
+    return [Stage(candidates // eta**k, rounds // eta ** (steps - k)) for k in range(steps + 1)]
 
 
-class Ladder:
-    """The rungs, climbed. Every decision comes from the trials alone, so it is the same when some are known before."""
+class Schedule(ABC):
+    """The trials of a search. Decisions depend on trials only, so a resumed search makes the same ones."""
 
-    def __init__(self, rungs: Sequence[Rung], seeds: Sequence[int], budget: Budget) -> None:
-        self.rungs, self.seeds, self.budget = rungs, seeds, budget
+    def __init__(
+        self, candidates: list[Candidate], stages: Sequence[Stage], seeds: Sequence[int], budget: SearchBudget
+    ) -> None:
+        self.candidates, self.stages, self.seeds, self.budget = candidates, stages, seeds, budget
         self.trials: dict[Job, Trial] = {}
-        self.untried: list[Job] = []  # of the rung in which the budget ended
-        self.unclimbed = 0  # rungs after that one
+        self.recorded: dict[int, Candidate] = {}  # candidates of an earlier call
+        self.untried: list[Job] = []  # jobs of the stage in which the budget ended
+        self.later: list[str] = []  # what would have followed them, for people
 
-    def know(self, trials: Iterable[Trial]) -> None:
-        """These were done before."""
+    def know(self, trials: Iterable[Trial], candidates: Mapping[int, Candidate] = MappingProxyType({})) -> None:
+        """Add trials of an earlier, interrupted call, and their candidates."""
         self.trials |= {trial.job: trial for trial in trials}
+        self.recorded |= candidates
 
-    def climb(self, train: Callable[[Job], Trial], dropped: Callable[[int], None] = lambda candidate: None) -> None:
-        """train: does one job, or raises Spent. dropped: a candidate will not go on."""
-        climbing = list(range(self.rungs[0].candidates))
-        for k, rung in enumerate(self.rungs):
-            try:
-                for candidate in climbing:
-                    self._train(candidate, rung.rounds, train)
-            except Spent:
-                jobs = (Job(candidate, seed, rung.rounds) for candidate in climbing for seed in self.seeds)
-                self.untried = [job for job in jobs if job not in self.trials and not self.failed(job.candidate)]
-                self.unclimbed = len(self.rungs) - k - 1
-                return
-            ranked = sorted((c for c in climbing if not self.failed(c)), key=lambda c: -self.mean(c, rung.rounds))
-            going_on = ranked[: self.rungs[k + 1].candidates] if k + 1 < len(self.rungs) else []
-            for candidate in climbing:
-                if candidate not in going_on:
-                    dropped(candidate)
-            climbing = going_on
+    @abstractmethod
+    def run(self, train: Callable[[Job], Trial], dropped: Callable[[int], None] = lambda candidate: None) -> None:
+        """Do all jobs. train: does one, or raises BudgetSpent. dropped: called when a candidate will not continue."""
 
-    def _train(self, candidate: int, rounds: int, train: Callable[[Job], Trial]) -> None:
+    def train(self, candidate: int, rounds: int, train: Callable[[Job], Trial]) -> None:
+        """All seeds of a candidate, unless it has failed. Raises BudgetSpent."""
         for seed in self.seeds:
             job = Job(candidate, seed, rounds)
             if job in self.trials or self.failed(candidate):
                 continue
             if self.late(0.0) or not self.affords(job):
-                raise Spent
+                raise BudgetSpent
             self.trials[job] = train(job)
+
+    def left(self, candidates: Iterable[int], rounds: int) -> list[Job]:
+        """Jobs of these candidates that are not done."""
+        jobs = (Job(candidate, seed, rounds) for candidate in candidates for seed in self.seeds)
+        return [job for job in jobs if job not in self.trials and not self.failed(job.candidate)]
 
     def affords(self, job: Job) -> bool:
         reached = self.reached()
@@ -99,7 +97,7 @@ class Ladder:
         return self.budget.rounds is None or sum(reached.values()) + cost <= self.budget.rounds
 
     def late(self, seconds: float) -> bool:
-        """Whether the time is over, so many seconds into a trial."""
+        """Whether the time is up, this many seconds into a trial."""
         spent = sum(trial.seconds for trial in self.trials.values()) + seconds
         return self.budget.seconds is not None and spent >= self.budget.seconds
 
@@ -116,7 +114,7 @@ class Ladder:
         return next(found, None)
 
     def scores(self, candidate: int, rounds: int) -> dict[int, float]:
-        """Seed -> accuracy; of all seeds, or of none."""
+        """Seed -> accuracy; empty unless all seeds have one."""
         found = [self.trials.get(Job(candidate, seed, rounds)) for seed in self.seeds]
         scores = {t.job.seed: t.accuracy for t in found if t is not None and t.accuracy is not None}
         return scores if len(scores) == len(self.seeds) else {}
@@ -124,3 +122,24 @@ class Ladder:
     def mean(self, candidate: int, rounds: int) -> float:
         scores = self.scores(candidate, rounds)
         return sum(scores.values()) / len(scores)
+
+
+class Stages(Schedule):
+    """Candidates that are known in advance, through one stage (grid, random) or several (halving)."""
+
+    def run(self, train: Callable[[Job], Trial], dropped: Callable[[int], None] = lambda candidate: None) -> None:
+        active = list(range(self.stages[0].candidates))
+        for k, stage in enumerate(self.stages):
+            try:
+                for candidate in active:
+                    self.train(candidate, stage.rounds, train)
+            except BudgetSpent:
+                self.untried = self.left(active, stage.rounds)
+                self.later = [f"then the best {s.candidates} with {s.rounds} rounds" for s in self.stages[k + 1 :]]
+                return
+            ranked = sorted((c for c in active if not self.failed(c)), key=lambda c: -self.mean(c, stage.rounds))
+            promoted = ranked[: self.stages[k + 1].candidates] if k + 1 < len(self.stages) else []
+            for candidate in active:
+                if candidate not in promoted:
+                    dropped(candidate)
+            active = promoted

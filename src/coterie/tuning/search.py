@@ -1,44 +1,47 @@
-"""A search from its question to its answer: data without test samples, candidates, trials, the choice, one test."""
+"""A whole search: data without test samples, candidates, trials, the choice, and one final test."""
 
 from __future__ import annotations
 
 import json
-import shutil
+import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from coterie.api import Execution, choose, fingerprint, load_clients, make_method, method_name, run
+from coterie.api import About, Execution, choose, execute, fingerprint, load_clients, make_method, method_name
+from coterie.api.arguments import check_arguments
 from coterie.core import tree
+from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
+from coterie.core.method import AnyMethod
 from coterie.core.model import Model
-from coterie.core.samples import FederatedData
-from coterie.data.gather import folded, set_aside
-from coterie.federation.checkpoint import checksum, dotted, same
-from coterie.federation.disk import lock, whole
+from coterie.data.gather import folded
 from coterie.federation.history import POINTS
-from coterie.federation.newcomers import keep_out
-from coterie.federation.stopping import Stopped, stoppable
-from coterie.methods import VARIANTS
-from coterie.tuning.schedule import Budget, Job, Ladder, Rung, Trial, halving
-from coterie.tuning.space import Candidate, candidates, read_space, shown
+from coterie.methods import VARIANTS, described
+from coterie.runs.checkpoint_files import checksum
+from coterie.runs.disk import check_tree, lock, read_inside, whole
+from coterie.runs.finding import discard_unstarted, is_complete, open_run
+from coterie.runs.matching import dotted, same
+from coterie.runs.stopping import Stopped, stoppable
+from coterie.tuning.adaptive import Adaptive, optuna_version
+from coterie.tuning.schedule import Job, Schedule, SearchBudget, Stage, Stages, Trial, halving
+from coterie.tuning.space import ADAPTIVE, TRIALS, Candidate, candidates, check_search, corners, read_space, shown
 from coterie.tuning.standings import Standing, Tuned, ranked, untried
-from coterie.tuning.trials import Task, Trials, Watching, train, writing
+from coterie.tuning.trials import SearchTask, Trials, Watching, train, without_test, writing
 
-VALIDATION = 0.2  # of everybody's training samples
+VALIDATION = 0.2  # share of each client's training samples
 
 
 def tune(
-    method: str,
+    method: str | AnyMethod,
     over: Mapping[str, Any],
+    data: FederatedData | None = None,
     model: str | nn.Module | Model | None = None,
-    clients: FederatedData | None = None,
     *,
     search: str = "grid",
     trials: int | None = None,
@@ -49,92 +52,108 @@ def tune(
     budget_rounds: int | None = None,
     budget_minutes: float | None = None,
     final: bool = True,
-    where: Execution | str = "auto",
+    backend: Execution | str = "auto",
     out: str | Path | None = None,
     head: str | None = None,
+    model_args: Mapping[str, Any] | None = None,
     protocol: str = "pac",
     watching: Watching = lambda title, rounds: nullcontext(lambda record: None),
     config: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Tuned:
-    """Try settings, and choose the best by accuracy on validation samples; the test samples have no part in it.
+    """Search the settings of a method by accuracy on validation samples; test samples are not used to choose.
 
-    over: setting -> values to try, as a list or as in "0.1,1,10"; for random ones a range, as "0.001..0.1". search:
-    grid, random or halving. validation: share of everybody's training samples to set aside, unless the clients come
-    with validation samples. seeds: trainings of each setting. final: one run of the best setting, on all training
-    samples, measured on the test samples. out: the folder of the search; if it is there, the search goes on. model,
-    clients, where, head, protocol and settings: as for coterie.run.
+    Args:
+        method: a name or a method.
+        over: setting -> values to try, as a list or as text "0.1,1,10"; for all searches but grid also a range, as
+            "0.001..0.1".
+        search: "grid" (all combinations), "random", "halving" (successive halving), or, with the extra
+            `coterie[tune]`, "tpe" (Optuna's TPE proposes each setting from the scores so far) and "asha" (TPE, and
+            settings that are not among the best 1/eta so far stop early).
+        trials: settings to try; default: 16 where they are drawn.
+        search_seed: seed of the proposals. The same seed gives the same candidates.
+        seeds: trainings of each setting.
+        validation: share of each client's training samples to set aside, unless the data has validation samples.
+        budget_rounds, budget_minutes: limits for all trials together.
+        final: run the best setting on all training samples, and measure it once on the test samples.
+        out: folder of the search. If it exists, the search is resumed.
+        data, model, backend, head, model_args, protocol, settings: as for `coterie.run`.
+
+    Example:
+        >>> tuned = coterie.tune("fedpac", {"align": [0.1, 1, 10], "lr": [0.01, 0.1]}, data)
+        >>> tuned.best
+        {'align': 1.0, 'lr': 0.01}
     """
-    data = clients if clients is not None else load_clients(protocol=protocol)
+    if not isinstance(over, Mapping):
+        raise CoterieError("over is a dictionary from settings to the values to try, such as {'lr': [0.01, 0.1]}")
+    check_arguments(method, data, model)
+    data = data if data is not None else load_clients(protocol=protocol)
     first = settings.pop("seed", 0)
     searched = without_test(data, validation, settings.get("new_clients", 0.0), first)
-    task = make_task(method, model, head, searched, protocol, settings, where)
-    space = read_space(task.title, type(make_method(task.method)), over)
-    tried = candidates(space, search, trials, search_seed)
+    task = make_task(method, model, head, searched, protocol, settings, backend, model_args or {})
+    kind = type(make_method(task.method)) if isinstance(task.method, str) else type(task.method)
+    space = read_space(task.title, kind, over)
+    check_search(search, trials)
+    tried = corners(space) if search in ADAPTIVE else candidates(space, search, trials, search_seed)
     check(task, tried)
-    rungs = [Rung(len(tried), task.rounds)] if search != "halving" else halving(len(tried), task.rounds, eta)
-    ladder = Ladder(rungs, seeds_from(first, seeds), budget(budget_rounds, budget_minutes))
+    limits = seeds_from(first, seeds), budget(budget_rounds, budget_minutes)
+    schedule: Schedule
+    if search in ADAPTIVE:
+        halved = eta if search == "asha" else None
+        schedule = Adaptive(space, trials or TRIALS, task.rounds, *limits, seed=search_seed, eta=halved)
+    else:
+        stages = [Stage(len(tried), task.rounds)]
+        schedule = Stages(tried, halving(len(tried), task.rounds, eta) if search == "halving" else stages, *limits)
     question = about(task, first) | {"over": space, "search": search, "trials": trials, "search seed": search_seed}
     question |= {"eta": eta, "seed": first, "seeds": seeds, "validation": validation}
-    folder = Path(out) if out is not None else default_folder(task.method, data.name)
+    question |= {"optuna": optuna_version()} if search in ADAPTIVE else {}  # proposals are those of a version
+    folder = Path(out) if out is not None else default_folder(named(task), data.name)
     with begun(folder, question, config or {}):
-        kept = Trials(folder, tried)
-        ladder.know(kept.load())
+        kept = Trials(folder)
+        schedule.know(kept.load(), kept.settings)
         try:
-            climb(ladder, task, kept, watching)
-            standings = ranked(ladder, tried)
-            best = best_of(standings, ladder)
+            do_trials(schedule, task, kept, watching)
+            standings = ranked(schedule)
+            best = best_of(standings, schedule)
             place = folder / f"best-{best.number:04}"
             test = last_run(task, best.settings, place, data, first, watching, config or {}) if final else None
         except KeyboardInterrupt as stop:
             again = f"`coterie tune --resume {folder}`" if config else f"coterie.tune with out='{folder}'"
-            said = f"stopped; {again} goes on"
-            raise Stopped(said, stop.signal) if isinstance(stop, Stopped) else KeyboardInterrupt(said) from None
+            said = f"stopped; {again} resumes it"
+            raise Stopped(said, getattr(stop, "signal", signal.SIGINT)) from None
         share = validation if data.validation is None else None
-        left = untried(ladder, tried)
+        left = untried(schedule)
         tuned = Tuned(
-            task.title, data.name, data.clients, task.point, share, ladder.seeds, standings, left, folder, test
+            task.title, data.name, data.clients, task.point, share, schedule.seeds, standings, left, folder, test
         )
         write(folder / "tuned.json", tuned.told())
     return tuned
 
 
-def without_test(data: FederatedData, share: float, new_clients: float, seed: int) -> FederatedData:
-    """For the search: the validation samples stand where test samples are, and there are no others.
-
-    Clients that the last run will meet as new ones have no part either.
-    """
-    split = set_aside(data, share) if data.validation is None else data
-    assert split.validation is not None
-    if not sum(split.validation.sizes):
-        raise CoterieError("no client has two different training samples, so none can be set aside for validation")
-    searched = replace(split, test=split.validation, validation=None)
-    return keep_out(searched, new_clients, seed)[0] if new_clients else searched
-
-
 def make_task(
-    method: str,
+    method: str | AnyMethod,
     model: str | nn.Module | Model | None,
     head: str | None,
     data: FederatedData,
     protocol: str,
     settings: Mapping[str, Any],
-    where: Execution | str,
-) -> Task:
-    name = method_name(method)
-    made, federation, _, usual_model = choose(name, protocol, data.name, data.shape, settings)
-    title = VARIANTS[name][2] if name in VARIANTS else made.title
+    backend: Execution | str,
+    model_args: Mapping[str, Any],
+) -> SearchTask:
+    named = method_name(method) if isinstance(method, str) else method
+    made, federation, _, usual_model = choose(named, protocol, About(data.name, data.shape, data.clients), settings)
+    title = VARIANTS[named][2] if isinstance(named, str) and named in VARIANTS else made.title
     point = made.results.get(title) or next(iter(made.results.values()))
     network = model if model is not None else usual_model
-    how = where if isinstance(where, Execution) else Execution(clients=where)
-    return Task(name, title, point, network, head, data, protocol, settings, federation.rounds, how)
+    how = backend if isinstance(backend, Execution) else Execution(backend=backend)
+    return SearchTask(named, title, point, network, head, data, protocol, settings, federation.rounds, how, model_args)
 
 
-def check(task: Task, tried: Sequence[Candidate]) -> None:
-    """Everything that is wrong with a setting is said before one is trained."""
+def check(task: SearchTask, tried: Sequence[Candidate]) -> None:
+    """Raise for invalid settings before any training."""
     for name in task.settings:
         if name in tried[0]:
-            raise CoterieError(f"{name} is both set and searched; leave one of them out")
+            raise CoterieError(f"{name} is both set and searched; remove one of the two")
     for candidate in tried:
         try:
             task.chosen(candidate)
@@ -144,21 +163,21 @@ def check(task: Task, tried: Sequence[Candidate]) -> None:
 
 def seeds_from(first: int, seeds: int) -> range:
     if seeds < 1:
-        raise CoterieError(f"seeds must be at least 1, not {seeds}")
+        raise CoterieError(f"seeds must be at least 1, got {seeds}")
     return range(first, first + seeds)
 
 
-def budget(rounds: int | None, minutes: float | None) -> Budget:
+def budget(rounds: int | None, minutes: float | None) -> SearchBudget:
     for name, value in (("rounds", rounds), ("minutes", minutes)):
         if value is not None and not value > 0:
-            raise CoterieError(f"a budget of {value} {name} allows nothing")
-    return Budget(rounds, None if minutes is None else 60 * minutes)
+            raise CoterieError(f"the budget must be positive, got {value} {name}")
+    return SearchBudget(rounds, None if minutes is None else 60 * minutes)
 
 
-def about(task: Task, seed: int) -> dict[str, Any]:
-    """What decides about the numbers of a search, beside what is searched."""
+def about(task: SearchTask, seed: int) -> dict[str, Any]:
+    """What the scores of a search depend on, next to the searched settings."""
     return {
-        "method": task.method,
+        "method": task.method if isinstance(task.method, str) else described(task.method),
         "protocol": task.protocol,
         "rounds": task.rounds,
         "settings": task.settings,
@@ -168,19 +187,25 @@ def about(task: Task, seed: int) -> dict[str, Any]:
     }
 
 
+def named(task: SearchTask) -> str:
+    return task.method if isinstance(task.method, str) else task.title
+
+
 def default_folder(method: str, data: str) -> Path:
     return Path("runs") / f"tune-{time.strftime('%Y%m%d-%H%M%S')}-{method}-{data}"
 
 
 @contextmanager
 def begun(folder: Path, question: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[None]:
-    """The folder, of this search and for this process only."""
+    """Create or check the folder of a search, and lock it."""
     path = folder / "search.json"
     asked = {name: json.dumps(value, default=str) for name, value in dotted(question)}
+    if folder.is_dir():
+        check_tree(folder)
     if path.exists():
         same(read_search(folder)["question"], asked, "search")
     elif folder.exists() and any(folder.iterdir()):
-        raise CoterieError(f"{folder} is there, and is not the folder of a search; name another with --out")
+        raise CoterieError(f"{folder} exists and is not the folder of a search; choose another --out")
     else:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -190,15 +215,15 @@ def begun(folder: Path, question: Mapping[str, Any], config: Mapping[str, Any]) 
 
 
 def read_search(folder: Path) -> dict[str, Any]:
-    """What the search in this folder was asked."""
+    """search.json of a folder: the question, and the command."""
     try:
-        told = json.loads((folder / "search.json").read_text(encoding="utf-8"))
+        told = json.loads(read_inside(folder, "search.json"))
     except FileNotFoundError:
         raise CoterieError(f"{folder} is not the folder of a search: it has no search.json") from None
     except (OSError, ValueError) as error:
-        raise CoterieError(f"{folder / 'search.json'} cannot be read: {error}") from None
+        raise CoterieError(f"cannot read {folder / 'search.json'}: {error}") from None
     if not isinstance(told, dict) or not isinstance(told.get("question"), dict):
-        raise CoterieError(f"{folder / 'search.json'} does not say what was searched")
+        raise CoterieError(f"{folder / 'search.json'} is damaged: it has no question")
     return told
 
 
@@ -207,40 +232,38 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
         part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def climb(ladder: Ladder, task: Task, kept: Trials, watching: Watching) -> None:
-    """Do the trials that are not there yet."""
+def do_trials(schedule: Schedule, task: SearchTask, kept: Trials, watching: Watching) -> None:
+    """Run the trials that are not done yet."""
     with stoppable() as asked:
 
         def work(job: Job) -> Trial:
             if stop := asked():
                 raise Stopped(by=stop)
-            since = ladder.reached().get((job.candidate, job.seed), 0)
-            trial = train(
-                task, kept.candidates[job.candidate], job, since, kept.checkpoint(job), watching, asked, ladder.late
-            )
-            kept.add(trial)
+            since, settings = schedule.reached().get((job.candidate, job.seed), 0), schedule.candidates[job.candidate]
+            trial = train(task, settings, job, since, kept.checkpoint(job), watching, asked, schedule.late)
+            kept.add(trial, settings)
             if trial.failed or job.rounds == task.rounds:
                 kept.forget(job.candidate, job.seed)
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             return trial
 
-        ladder.climb(work, kept.forget)
+        schedule.run(work, kept.forget)
         if stop := asked():
             raise Stopped(by=stop)
 
 
-def best_of(standings: Sequence[Standing], ladder: Ladder) -> Standing:
+def best_of(standings: Sequence[Standing], schedule: Schedule) -> Standing:
     if not standings:
-        needed = ladder.rungs[0].rounds * len(ladder.seeds)
-        raise CoterieError(f"the budget ended before one setting was measured; for rounds, one takes {needed}")
+        needed = schedule.stages[0].rounds * len(schedule.seeds)
+        raise CoterieError(f"the budget ended before one setting was measured; one takes {needed} rounds")
     if standings[0].failed:
-        raise CoterieError(f"training failed with every setting that was tried: {standings[0].failed}")
+        raise CoterieError(f"training failed with every setting: {standings[0].failed}")
     return standings[0]
 
 
 def last_run(
-    task: Task,
+    task: SearchTask,
     best: Candidate,
     out: Path,
     data: FederatedData,
@@ -248,19 +271,19 @@ def last_run(
     watching: Watching,
     config: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The best setting on all training samples, measured on the test samples; nothing is decided after this."""
-    if not (out / "result.json").exists():
-        if not (out / "config.json").exists():
-            shutil.rmtree(out, ignore_errors=True)  # killed when it had just made its folder
+    """Train the best setting on all training samples and measure it on the test samples; no choice follows."""
+    if not is_complete(out):
+        discard_unstarted(out)
         told = {"command": {**config["command"], **best, "seed": seed}} if "command" in config else {}
         with watching(f"{task.title} {shown(best)}, all training samples", task.rounds) as watch:
             try:
-                run(
-                    task.method, task.model, folded(data), where=task.how, out=out, resume=out.exists(), watch=watch,
-                    head=task.head, protocol=task.protocol, config=told, **{**task.settings, **best, "seed": seed},
+                execute(
+                    task.method, folded(data), task.model, backend=task.how, out=out, resume=out.exists(), watch=watch,
+                    head=task.head, model_args=task.model_args, protocol=task.protocol, config=told,
+                    **{**task.settings, **best, "seed": seed},
                 )  # fmt: skip
             except CoterieError as error:
-                raise CoterieError(f"the search is done, but not the run of the best setting: {error}") from None
-    outcomes = json.loads((out / "result.json").read_text(encoding="utf-8"))["outcomes"]
+                raise CoterieError(f"the search is done, but the run of the best setting failed: {error}") from None
+    outcomes = (open_run(out).result or {})["outcomes"]
     found: dict[str, Any] = next(o["last"] for o in outcomes if o["measured"] == POINTS[task.point])
     return {**found, "folder": str(out)}

@@ -1,4 +1,4 @@
-"""What may be searched, and the candidates: settings by name, each checked before anything is trained."""
+"""The search space, and the candidates of grid and random searches."""
 
 from __future__ import annotations
 
@@ -14,50 +14,48 @@ from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 from coterie.core.errors import CoterieError, unknown
-from coterie.core.local import Sgd
+from coterie.core.optimizers import Sgd
 from coterie.federation import Settings
 
 Candidate = dict[str, Any]  # setting -> value
-SEARCHES = ("grid", "random", "halving")
-TRIALS = 16  # of a random search, where no number is given
-DIGITS = 4  # significant ones of a number that is drawn: what is shown is what was tried
+SEARCHES = ("grid", "random", "halving", "tpe", "asha")
+ADAPTIVE = ("tpe", "asha")  # candidates depend on the scores of those before
+TRIALS = 16  # default number of drawn candidates
+DIGITS = 4  # significant digits of drawn numbers, so that what is shown is what was tried
 NOT_SEARCHED = {
-    "rounds": "give the rounds of a full training by themselves",
-    "seed": "the best seed is only luck; --seeds takes the mean over several",
-    "evaluate_every": "it changes nothing that is learned",
-    "new_clients": "it changes who is measured",
+    "rounds": "set the rounds of a full training with --rounds",
+    "seed": "the best seed is luck; --seeds takes the mean over several",
+    "evaluate_every": "it does not change training",
+    "new_clients": "it changes which clients are measured",
 }
 WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
 class Span(NamedTuple):
-    """From low to high, both among it: whole numbers evenly, others evenly in their logarithm."""
+    """A closed range, uniform over whole numbers, log-uniform over others."""
 
     low: float
     high: float
     whole: bool
 
     def draw(self, share: float) -> float:
-        """share: in 0..1, 1 excluded."""
+        """share: in [0, 1)."""
         if self.whole:
             return int(self.low) + int(share * (int(self.high) - int(self.low) + 1))
-        drawn = self.low * (self.high / self.low) ** share
-        return min(max(float(f"{drawn:.{DIGITS}g}"), self.low), self.high)
+        return self.rounded(self.low * (self.high / self.low) ** share)
+
+    def rounded(self, drawn: float) -> float:
+        """To a few digits, within the range."""
+        return int(drawn) if self.whole else min(max(float(f"{drawn:.{DIGITS}g}"), self.low), self.high)
 
 
 Space = dict[str, list[Any] | Span]
 
 
-def searchable(method: type) -> dict[str, tuple[str, Any]]:
-    """Name, that of the setting or of its flag -> setting and type: of the method, local training, the federation."""
-    found = {}
-    for part in (Settings, Sgd, method):
-        kinds = typing.get_type_hints(part)
-        for field in fields(part):
-            if field.name != "train":
-                flag = field.metadata.get("flags", (field.name,))[0].replace("-", "_")
-                found[flag] = found[field.name] = (field.name, kinds[field.name])
-    return found
+def searchable(method: type) -> dict[str, Any]:
+    """Setting -> type, of the federation, local training and the method."""
+    kinds = {part: typing.get_type_hints(part) for part in (Settings, Sgd, method)}
+    return {f.name: kinds[part][f.name] for part in kinds for f in fields(part) if f.name != "train"}
 
 
 def read_space(title: str, method: type, over: Mapping[str, Any]) -> Space:
@@ -67,12 +65,12 @@ def read_space(title: str, method: type, over: Mapping[str, Any]) -> Space:
     known = searchable(method)
     space: Space = {}
     for given, values in over.items():
-        asked = given.replace("-", "_")
-        if asked not in known:
-            raise unknown(f"setting of {title}", asked, (k for k in known if k not in NOT_SEARCHED))
-        name, kind = known[asked]
+        name = given.replace("-", "_")
+        if name not in known:
+            raise unknown(f"setting of {title}", name, (k for k in known if k not in NOT_SEARCHED))
+        kind = known[name]
         if name in NOT_SEARCHED:
-            raise CoterieError(f"{name} is not searched: {NOT_SEARCHED[name]}")
+            raise CoterieError(f"{name} cannot be searched: {NOT_SEARCHED[name]}")
         if name in space:
             raise CoterieError(f"{name} is named twice; give all its values at once, such as {name}=1,2,3")
         space[name] = from_text(name, kind, values) if isinstance(values, str) else from_values(name, kind, values)
@@ -84,7 +82,7 @@ def from_text(name: str, kind: Any, text: str) -> list[Any] | Span:
     if ".." in text:
         return span(name, simple, text)
     if simple not in (bool, int, float, str):
-        raise CoterieError(f"{name}: its values have commas in them; search it in Python, with a list of values")
+        raise CoterieError(f"{name}: its values contain commas; search it in Python, with a list of values")
     words = [word.strip() for word in text.split(",")]
     if "" in words:
         raise CoterieError(f"{name}={text}: a value is missing; give them as {name}=1,2,3")
@@ -100,15 +98,15 @@ def from_word(name: str, kind: type, word: str) -> Any:
 
 
 def from_values(name: str, kind: Any, values: Any) -> list[Any]:
-    """Each once, and of the type that the setting has."""
+    """Distinct values of the setting's type."""
     if not isinstance(values, Sequence) or not values:
-        raise CoterieError(f"{name}: give a list of values to try, not {values!r}")
+        raise CoterieError(f"{name}: expected a list of values, got {values!r}")
     simple, may_miss = plain(kind)
     return list(dict.fromkeys(None if may_miss and v is None else of_kind(name, simple, v) for v in values))
 
 
 def of_kind(name: str, kind: type, value: Any) -> Any:
-    """Numbers may be NumPy's."""
+    """Accepts NumPy numbers."""
     numeric = {int: Integral, float: Real}.get(kind, kind)
     if not isinstance(value, numeric) or (isinstance(value, bool) and kind is not bool):
         raise wrong(name, kind, value)
@@ -124,14 +122,14 @@ def span(name: str, kind: type, text: str) -> Span:
     words = text.split("..", 1)
     low, high = (of_kind(name, kind, from_word(name, kind, word.strip())) for word in words)
     if low >= high:
-        raise CoterieError(f"{name}={text}: a range goes from the smaller number to the larger")
+        raise CoterieError(f"{name}={text}: the first number of a range must be the smaller one")
     if kind is float and low <= 0:
-        raise CoterieError(f"{name}={text}: a range is drawn evenly in its logarithm, so it begins above 0")
+        raise CoterieError(f"{name}={text}: a range is log-uniform, so it must start above 0")
     return Span(low, high, whole=kind is int)
 
 
 def plain(kind: Any) -> tuple[Any, bool]:
-    """A type without its None, and whether it had one; a tuple of anything is a tuple."""
+    """A type without None and without the types of a tuple's items, and whether it allows None."""
     options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     simple = next(option for option in options if option is not type(None))
     return typing.get_origin(simple) or simple, type(None) in options
@@ -139,23 +137,33 @@ def plain(kind: Any) -> tuple[Any, bool]:
 
 def wrong(name: str, kind: type, value: Any) -> CoterieError:
     said = {bool: "true or false", int: "a whole number", float: "a finite number"}.get(kind, f"a {kind.__name__}")
-    return CoterieError(f"{name} is {said}, not {value!r}")
+    return CoterieError(f"{name} must be {said}, got {value!r}")
 
 
 def candidates(space: Space, search: str, trials: int | None, seed: int) -> list[Candidate]:
-    """Of a grid all; of a random search, or where a number of trials or a range is given, drawn ones."""
-    if search not in SEARCHES:
-        raise unknown("search", search, SEARCHES)
-    if trials is not None and trials < 1:
-        raise CoterieError(f"trials must be at least 1, not {trials}")
+    """All combinations of a grid; drawn ones for a random search, or for halving with ranges or a number of trials."""
     ranges = [name for name, values in space.items() if isinstance(values, Span)]
     if search == "grid" and ranges:
-        raise CoterieError(f"{ranges[0]} is a range, and a grid needs values; list them, or use --search random")
+        raise CoterieError(f"{ranges[0]} is a range; list its values for a grid, or use --search random")
     if search == "grid" and trials is not None:
-        raise CoterieError("a grid tries all combinations; trials are for --search random or halving")
+        raise CoterieError("a grid tries all combinations; --trials is for the other searches")
     if search == "random" or ranges or trials is not None:
         return draws(space, trials or TRIALS, seed)
     return grid(space)
+
+
+def check_search(search: str, trials: int | None) -> None:
+    if search not in SEARCHES:
+        raise unknown("search", search, SEARCHES)
+    if trials is not None and trials < 1:
+        raise CoterieError(f"trials must be at least 1, got {trials}")
+
+
+def corners(space: Space) -> list[Candidate]:
+    """Candidates that show what is wrong with a space: the ends of all ranges, each listed value."""
+    ends = {name: [v.low, v.high] if isinstance(v, Span) else v for name, v in space.items()}
+    first = {name: values[0] for name, values in ends.items()}
+    return [{**first, name: value} for name, values in ends.items() for value in values]
 
 
 def grid(space: Space) -> list[Candidate]:
@@ -165,8 +173,8 @@ def grid(space: Space) -> list[Candidate]:
 
 
 def draws(space: Space, trials: int, seed: int) -> list[Candidate]:
-    """Different ones; fewer than `trials` if there are not so many."""
-    numbers, found = random.Random(seed), dict[str, Candidate]()
+    """Distinct candidates; fewer than `trials` if the space is smaller."""
+    numbers, found = random.Random(seed), dict[str, Candidate]()  # noqa: S311 - a search is repeatable, not secret
     for _ in range(100 * trials):
         drawn = {name: one(values, numbers.random()) for name, values in space.items()}
         found.setdefault(json.dumps(drawn), drawn)
@@ -180,7 +188,7 @@ def one(values: list[Any] | Span, share: float) -> Any:
 
 
 def shown(candidate: Candidate) -> str:
-    """Such as «align=0.1 lr=0.01»."""
+    """Such as "align=0.1 lr=0.01"."""
     return " ".join(f"{name}={word(value)}" for name, value in candidate.items())
 
 

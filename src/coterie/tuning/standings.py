@@ -1,4 +1,4 @@
-"""What a search comes to: candidates in order, what was not tried, and the one test."""
+"""The outcome of a search: ranked candidates, what was not tried, and the final test."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coterie.comparison import spread_text
+from coterie.analysis.comparison import spread_text
+from coterie.analysis.significance import Spread
+from coterie.analysis.tables import TextTable
 from coterie.federation.history import POINTS
-from coterie.significance import Spread
-from coterie.tables import Table
-from coterie.tuning.schedule import Ladder
+from coterie.tuning.schedule import Schedule
 from coterie.tuning.space import Candidate, shown
 
-UNBIASED = "measured once, after the choice, so the choice has not made it better than it is"
+UNBIASED = "measured once, after the choice, so the choice does not bias it"
 
 
 @dataclass(frozen=True)
 class Standing:
     number: int  # of the candidate
     settings: Candidate
-    accuracies: dict[int, float]  # seed -> accuracy on the validation samples, in 0..1; none, if training diverged
+    accuracies: dict[int, float]  # seed -> accuracy on the validation samples, in 0..1; empty if training diverged
     rounds: int
     seconds: float  # of all its trials
     failed: str | None  # why
@@ -45,18 +45,18 @@ class Standing:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The end of a search. `best` are settings for coterie.run."""
+    """The outcome of a search. `best` holds settings for coterie.run."""
 
     title: str  # of the method
     data: str
     clients: int
     point: str
-    share: float | None  # of the training samples that were set aside; None: the data came with such samples
+    share: float | None  # of training samples set aside for validation; None: the data has validation samples
     seeds: Sequence[int]
     standings: Sequence[Standing]  # best first, those that failed last
-    untried: Sequence[str]  # what the budget did not allow
+    untried: Sequence[str]  # because the budget was spent
     folder: Path
-    test: dict[str, Any] | None  # mean, std, ... over clients of the one run with the best settings
+    test: dict[str, Any] | None  # mean, std, ... over clients, of the final run with the best settings
 
     @property
     def best(self) -> Candidate:
@@ -77,7 +77,7 @@ class Tuned:
             "folder": str(self.folder),
         }
 
-    def table(self) -> Table:
+    def table(self) -> TextTable:
         share = "validation samples of their own" if self.share is None else f"{100 * self.share:g} % of the training"
         over = f"; mean ± standard deviation of {len(self.seeds)} seeds" if len(self.seeds) > 1 else ""
         note = (
@@ -88,7 +88,7 @@ class Tuned:
             [str(rank), shown(s.settings), cell(s), str(s.rounds), f"{s.seconds:.1f}"]
             for rank, s in enumerate(self.standings, 1)
         ]
-        return Table(
+        return TextTable(
             f"{self.title} on {self.clients} clients of {self.data}",
             ["rank", "settings", "validation", "rounds", "seconds"],
             rows,
@@ -96,7 +96,7 @@ class Tuned:
         )
 
     def last_words(self) -> list[str]:
-        """Under the table: what failed, what was not tried, and the test."""
+        """Notes below the table: what failed, what was not tried, and the test."""
         lines = [f"{shown(s.settings)} failed: {s.failed}" for s in self.standings if s.failed]
         if self.untried:
             lines.append(f"The budget ended the search. Not tried: {'; '.join(self.untried)}")
@@ -112,9 +112,9 @@ def cell(standing: Standing) -> str:
     return spread_text([100 * a for a in standing.accuracies.values()]) if standing.accuracies else "failed"
 
 
-def ranked(ladder: Ladder, candidates: Sequence[Candidate]) -> list[Standing]:
-    """Those that went on longest first, and of them the best; what was not measured with all seeds is not here."""
-    found = [standing(ladder, number, settings) for number, settings in enumerate(candidates)]
+def ranked(schedule: Schedule) -> list[Standing]:
+    """By rounds trained, then by accuracy; without candidates that were not measured with all seeds."""
+    found = [standing(schedule, number, settings) for number, settings in enumerate(schedule.candidates)]
     return sorted((s for s in found if s is not None), key=order)
 
 
@@ -123,22 +123,21 @@ def order(standing: Standing) -> tuple[bool, int, float]:
     return standing.failed is not None, -standing.rounds, -mean
 
 
-def standing(ladder: Ladder, number: int, settings: Candidate) -> Standing | None:
-    own = [trial for trial in ladder.trials.values() if trial.job.candidate == number]
-    seconds, failed = sum(trial.seconds for trial in own), ladder.failed(number)
+def standing(schedule: Schedule, number: int, settings: Candidate) -> Standing | None:
+    own = [trial for trial in schedule.trials.values() if trial.job.candidate == number]
+    seconds, failed = sum(trial.seconds for trial in own), schedule.failed(number)
     if failed:
         return Standing(number, settings, {}, max(trial.reached for trial in own), seconds, failed)
-    for rung in reversed(ladder.rungs):
-        if scores := ladder.scores(number, rung.rounds):
-            return Standing(number, settings, scores, rung.rounds, seconds, None)
+    for stage in reversed(schedule.stages):
+        if scores := schedule.scores(number, stage.rounds):
+            return Standing(number, settings, scores, stage.rounds, seconds, None)
     return None
 
 
-def untried(ladder: Ladder, candidates: Sequence[Candidate]) -> list[str]:
-    many = len(ladder.seeds) > 1
+def untried(schedule: Schedule) -> list[str]:
+    many = len(schedule.seeds) > 1
     said = [
-        f"{shown(candidates[job.candidate])}{f', seed {job.seed}' if many else ''} ({job.rounds} rounds)"
-        for job in ladder.untried
+        f"{shown(schedule.candidates[job.candidate])}{f', seed {job.seed}' if many else ''} ({job.rounds} rounds)"
+        for job in schedule.untried
     ]
-    later = ladder.rungs[len(ladder.rungs) - ladder.unclimbed :]
-    return said + [f"then the best {rung.candidates} with {rung.rounds} rounds" for rung in later]
+    return said + schedule.later

@@ -1,4 +1,4 @@
-"""Trials on disk, and how one is trained: from its checkpoint on, on data that have no test samples."""
+"""Trials on disk, and the training of one: from its checkpoint on, on data without test samples."""
 
 from __future__ import annotations
 
@@ -15,98 +15,117 @@ from typing import Any
 
 from torch import nn
 
-from coterie.api import Execution, choose, describe, make_network, place
-from coterie.clients import Resident
+from coterie.api import About, Execution, choose, describe, make_network, place
+from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError, Diverged
+from coterie.core.method import AnyMethod
 from coterie.core.model import Model
-from coterie.core.samples import FederatedData
+from coterie.data.gather import set_aside
+from coterie.execution import LocalBackend
 from coterie.federation import History, Round, Safety, Settings, federate
-from coterie.federation.checkpoint import Checkpoints
-from coterie.federation.disk import whole
-from coterie.federation.stopping import Stopped
-from coterie.methods import AnyMethod
-from coterie.tuning.schedule import Job, Spent, Trial
+from coterie.federation.newcomers import keep_out
+from coterie.runs.checkpoint import Checkpoints
+from coterie.runs.disk import read_inside, whole
+from coterie.runs.stopping import Stopped
+from coterie.tuning.schedule import BudgetSpent, Job, Trial
 from coterie.tuning.space import Candidate, shown
 
 log = logging.getLogger("coterie")
-Watching = Callable[[str, int], AbstractContextManager[Callable[[Round], None]]]  # title and rounds -> who looks on
+Watching = Callable[[str, int], AbstractContextManager[Callable[[Round], None]]]  # title, rounds -> observer
 
 
 @dataclass(frozen=True)
-class Task:
+class SearchTask:
     """What all trials have in common."""
 
-    method: str
+    method: str | AnyMethod
     title: str
     point: str  # where the method's accuracy is measured
     model: str | nn.Module | Model
     head: str | None
-    data: FederatedData  # of the search: the validation samples stand where test samples are, and there are no others
+    data: FederatedData  # its test samples are the validation samples
     protocol: str
-    settings: Mapping[str, Any]  # what is not searched
+    settings: Mapping[str, Any]  # settings that are not searched
     rounds: int  # of a full training
     how: Execution
+    model_args: Mapping[str, Any]  # of the network's constructor
 
     def chosen(self, candidate: Candidate) -> tuple[AnyMethod, Settings, Safety]:
-        """The method, and how it is run, with the settings of a candidate."""
+        """The method and how it is run, with the settings of a candidate."""
         settings = {**self.settings, **candidate}
-        return choose(self.method, self.protocol, self.data.name, self.data.shape, settings)[:3]
+        return choose(self.method, self.protocol, About(self.data.name, self.data.shape, self.data.clients), settings)[
+            :3
+        ]
 
     def network(self, seed: int) -> Model:
         if isinstance(self.model, Model):
             return self.model
-        return make_network(self.model, self.data, seed, self.head)
+        return make_network(self.model, self.data, seed, self.head, self.model_args)
+
+
+def without_test(data: FederatedData, share: float, new_clients: float | str, seed: int) -> FederatedData:
+    """The data of the search: validation samples in place of the test samples.
+
+    Clients that are new in the final run are left out too.
+    """
+    split = set_aside(data, share) if data.validation is None else data
+    assert split.validation is not None
+    if not sum(split.validation.sizes):
+        raise CoterieError("no client has two different training samples, so none can be set aside for validation")
+    searched = replace(split, test=split.validation, validation=None)
+    return keep_out(searched, new_clients, seed)[0] if new_clients else searched
 
 
 class Trials:
-    """The folder of a search: a small file for each trial, and checkpoints of those that may go on."""
+    """The folder of a search: a small file per trial, and checkpoints of trials that may continue."""
 
-    def __init__(self, folder: Path, candidates: list[Candidate]) -> None:
-        self.folder, self.candidates = folder / "trials", candidates
-        self.checkpoints = folder / "checkpoints"
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.checkpoints = folder / "trials", folder / "checkpoints"
+        self.settings: dict[int, Candidate] = {}  # of the candidates of loaded trials
 
     def load(self) -> list[Trial]:
-        """Those that were done before."""
+        """Trials of an earlier call."""
         with writing(self.folder):
             for path in (self.folder, self.checkpoints):
                 path.mkdir(exist_ok=True)
         found = []
         for path in sorted(self.folder.glob("*.json")):
             try:
-                told = json.loads(path.read_text(encoding="utf-8"))
+                told = json.loads(read_inside(self.folder, path.name))
                 found.append(Trial(Job(*told["job"]), *(told[name] for name in Trial._fields[1:])))
+                self.settings[found[-1].job.candidate] = told["settings"]
             except (OSError, ValueError, KeyError, TypeError):
-                log.warning("%s cannot be read; its trial is run again", path)
+                log.warning("%s cannot be read; running its trial again", path)
         return found
 
-    def add(self, trial: Trial) -> None:
-        """All of the file or nothing of it."""
+    def add(self, trial: Trial, settings: Candidate) -> None:
+        """Written atomically."""
         path = self.folder / f"{trial.job.candidate:04}-seed{trial.job.seed}-rounds{trial.job.rounds}.json"
-        told = {"settings": self.candidates[trial.job.candidate], **trial._asdict()}
+        told = {"settings": settings, **trial._asdict()}
         with writing(self.folder), whole(path) as part:
             part.write_text(json.dumps(told) + "\n", encoding="utf-8")
 
     def checkpoint(self, job: Job) -> Path:
-        """Of all rungs of a candidate."""
+        """Shared by all stages of a candidate."""
         return self.checkpoints / f"{job.candidate:04}-seed{job.seed}"
 
     def forget(self, candidate: int, seed: int | None = None) -> None:
-        """Its checkpoints, of one seed or of all."""
+        """Delete its checkpoints, of one seed or of all."""
         for path in self.checkpoints.glob(f"{candidate:04}-seed{'*' if seed is None else seed}"):
             shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """What goes wrong with the disk, told to the user."""
+    """Turn errors of the disk into `CoterieError`."""
     try:
         yield
     except OSError as error:
-        raise CoterieError(f"{path} cannot be written to: {error.strerror}") from None
+        raise CoterieError(f"cannot write to {path}: {error.strerror}") from None
 
 
 def train(
-    task: Task,
+    task: SearchTask,
     candidate: Candidate,
     job: Job,
     since: int,
@@ -117,12 +136,13 @@ def train(
 ) -> Trial:
     """One trial, from its checkpoint on if there is one.
 
-    since: rounds that earlier trials have paid for. asked: by which signal to stop after this round, or 0. late:
-    whether the time is over, so many seconds into this trial.
+    since: rounds of earlier trials of this candidate. asked: the signal that asked to stop after this round, or 0.
+    late: whether the time is up, this many seconds into the trial.
     """
     method, settings, safety = task.chosen(candidate)
     settings, start = replace(settings, seed=job.seed, rounds=job.rounds), time.monotonic()
     clients = place(method, task.network(job.seed), task.data, job.seed, task.how)
+    clients.largest = safety.max_magnitude
     checkpoints = Checkpoints(checkpoint, clients, config(clients, settings, task), safety.checkpoint_every)
     reached, earlier, at_once = 0, 0.0, False
 
@@ -146,7 +166,7 @@ def train(
         if stop:
             raise Stopped(by=stop)
         if over:
-            raise Spent
+            raise BudgetSpent
 
     try:
         with watching(f"{task.title} {shown(candidate)} seed {job.seed}, validation", job.rounds) as watch:
@@ -167,18 +187,18 @@ def train(
 
 
 def last(history: History, point: str) -> float:
-    """The accuracy after the last round, which is always measured."""
+    """The accuracy after the last round, where all methods are measured."""
     accuracy = history.curve(point)[-1][1]
     if math.isnan(accuracy):
         raise CoterieError(
-            "no client that was measured after the last round has validation samples; set a larger share aside, or "
-            "let all clients train at the end with --full-last-round"
+            "no client that was measured after the last round has validation samples; use a larger --validation share, "
+            "or --full-last-round"
         )
     return accuracy
 
 
 def usable(checkpoint: Path, rounds: int) -> bool:
-    """Whether there is one, and not of a later round, as when the file of a trial was lost."""
+    """Whether there is a checkpoint that is not of a later round; those of lost trial files are."""
     names = [path.stem for path in checkpoint.glob("server-*.safetensors")]
     if any(int(name.removeprefix("server-")) > rounds for name in names):
         shutil.rmtree(checkpoint)
@@ -186,6 +206,6 @@ def usable(checkpoint: Path, rounds: int) -> bool:
     return bool(names)
 
 
-def config(clients: Resident, settings: Settings, task: Task) -> dict[str, Any]:
-    """What a checkpoint must agree with: the same for all rungs, as more rounds change nothing in those before."""
+def config(clients: LocalBackend, settings: Settings, task: SearchTask) -> dict[str, Any]:
+    """What a checkpoint must agree with; the same for all stages, because later rounds do not change earlier ones."""
     return describe(clients, None, replace(settings, rounds=task.rounds), {"execution": asdict(task.how)})

@@ -1,0 +1,1 @@
+"""Attacks on our own processes on this machine: random kills, hostile messages, devices that die."""

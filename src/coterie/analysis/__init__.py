@@ -1,0 +1,1 @@
+"""Compare finished runs: tables, intervals, paired tests, and the catalogue of methods."""

@@ -1,0 +1,210 @@
+"""Methods on the same data: accuracies over seeds, paired tests, tables and plots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from coterie.analysis.frames import frame
+from coterie.analysis.outcomes import NEW
+from coterie.analysis.paired import Accuracies, paired_tests, verdicts
+from coterie.analysis.plots import Curve, draw_curves
+from coterie.analysis.publication import COLUMNS, publication
+from coterie.analysis.significance import Spread
+from coterie.analysis.tables import TextTable, as_csv, as_html, latex, markdown
+from coterie.federation.history import so_many, worst_tenth
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+WORST = "worst 10 %"
+SHOWN = {"± clients": "std", WORST: "worst10", "before": "pre", "after": "post", "global": "global"}
+SHOWN |= {"by validation": "best_by_validation", **{name: key for key, name in NEW.items()}}
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """Methods on the same data, each with several seeds. `coterie.compare` makes one.
+
+    `table()` and `significance()` return pandas DataFrames where pandas is installed, else lists of dicts.
+    """
+
+    outcomes: Sequence[Row]  # one row per run and reported number, as in compare.json
+    data: str  # name of the dataset
+    num_clients: int
+    against: str | None = None  # method that the others are tested against; None: the last
+    curves: Mapping[str, Sequence[Curve]] = field(default_factory=dict)  # method -> accuracy over rounds, for each seed
+
+    @property
+    def methods(self) -> list[str]:
+        """Names of the methods, in order."""
+        return list(self.groups())
+
+    @property
+    def seeds(self) -> int:
+        """Number of runs of a method, at most."""
+        return max(map(len, self.groups().values()), default=0)
+
+    def groups(self) -> dict[str, list[Row]]:
+        """Method -> its rows."""
+        found: dict[str, list[Row]] = {}
+        for row in self.outcomes:
+            found.setdefault(row["method"], []).append(row)
+        return found
+
+    def table(self) -> Any:
+        """One row per method: mean over seeds of each column, accuracies in percent; ± is half the 95 % interval."""
+        rows = []
+        for name, group in self.groups().items():
+            row: dict[str, Any] = {"method": name, "seeds": len(group)}
+            for column, how in COLUMNS.items():
+                values = how.values(group)
+                if values:
+                    spread = Spread.of(values)
+                    row |= {column: spread.mean, f"{column} ±": spread.half}
+            rows.append(row)
+        return frame(rows)
+
+    def significance(self, against: str | None = None) -> Any:
+        """One row per other method: its difference to `against` in points, and a paired test (p, corrected by Holm).
+
+        against: a method of the comparison. Default: the comparison's own.
+        """
+        found, _ = verdicts(self.samples(), against or self._reference())
+        return frame([verdict._asdict() for verdict in found])
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the mean test accuracy over rounds, with the 95 % interval over seeds. Needs matplotlib."""
+        return draw_curves(self.curves, f"{self.data}, {so_many(self.num_clients)}", ax)
+
+    def to_latex(self, columns: Sequence[str] = (), caption: str | None = None, label: str | None = None) -> str:
+        """A LaTeX table (booktabs): mean ± 95 % interval, best in bold, † where the difference is significant.
+
+        columns: names in `table()`, such as ["accuracy", "worst10"]. Default: these two.
+        """
+        return latex(self.publication(columns, caption=caption, label=label))
+
+    def to_markdown(self, columns: Sequence[str] = (), caption: str | None = None) -> str:
+        """The same table in Markdown."""
+        return markdown(self.publication(columns, caption=caption))
+
+    def to_html(self, columns: Sequence[str] = (), caption: str | None = None) -> str:
+        """The same table in HTML."""
+        return as_html(self.publication(columns, caption=caption))
+
+    def to_csv(self, columns: Sequence[str] = (), caption: str | None = None) -> str:
+        """The same table as comma-separated values, without bold."""
+        return as_csv(self.publication(columns, caption=caption))
+
+    def publication(
+        self,
+        columns: Sequence[str] = (),
+        against: str | None = None,
+        caption: str | None = None,
+        label: str | None = None,
+    ) -> TextTable:
+        """The table of a paper. against: default: the method with the best accuracy."""
+        about = caption or f"Test accuracy in percent on {so_many(self.num_clients)} of {self.data}"
+        return publication(self.groups(), self.samples(), about, columns, against, label)
+
+    def text_tables(self) -> list[TextTable]:
+        """What `coterie compare` prints: all accuracies, and the paired tests where there are several methods."""
+        groups, used = (
+            self.groups(),
+            {n: k for n, k in SHOWN.items() if any(o.get(k) is not None for o in self.outcomes)},
+        )
+        many, private = self.seeds > 1, any(o.get("privacy") for o in self.outcomes)
+        tables = [
+            TextTable(
+                f"Accuracy on {self.num_clients} clients of {self.data}, percent",
+                [
+                    "method",
+                    "accuracy",
+                    *(["95 %"] if many else []),
+                    *(f"{name} ({worst_count(self.outcomes)})" if name == WORST else name for name in used),
+                    *(["ε"] if private else []),
+                    "MB sent",
+                ],
+                [
+                    [
+                        name,
+                        cell(group, "mean"),
+                        *([interval(group)] if many else []),
+                        *(cell(group, key) for key in used.values()),
+                        *([privacy(group)] if private else []),
+                        cell(group, "megabytes", 1),
+                    ]
+                    for name, group in groups.items()
+                ],
+                "accuracy: mean over clients after the last round, measured where the method's paper does; before and "
+                "after: personal model before and after local training"
+                + (over_seeds(self.outcomes, self.seeds) if many else ""),
+            )
+        ]
+        if len(groups) > 1:
+            tables.append(paired_tests(self.samples(), self._reference(), "Paired tests, difference in points"))
+        return tables
+
+    def samples(self) -> dict[str, Accuracies]:
+        """Method -> accuracy of each client in each run."""
+        return {
+            name: {
+                (str(o.get("content", "")), o["seed"], c): a
+                for o in group
+                for c, a in zip(o["clients"], o["accuracies"], strict=True)
+            }
+            for name, group in self.groups().items()
+        }
+
+    def _reference(self) -> str:
+        return self.against or self.methods[-1]
+
+    def __repr__(self) -> str:
+        methods = "\n".join(f"  {name}: {cell(group, 'mean')} %" for name, group in self.groups().items())
+        seeds = f"{self.seeds} seed{'' if self.seeds == 1 else 's'}"
+        return f"Comparison on {self.data}, {so_many(self.num_clients)}, {seeds}\n{methods}"
+
+    def _repr_html_(self) -> str:
+        return "".join(as_html(table) for table in self.text_tables())
+
+
+def over_seeds(outcomes: Sequence[Row], seeds: int) -> str:
+    """What the interval over seeds covers."""
+    several = len({o.get("content") for o in outcomes}) > 1
+    includes = (
+        "each seed has a partition of its own, which the interval includes"
+        if several
+        else "the partition is the same, so the interval does not include its choice (--partition-seed vary does)"
+    )
+    return f"; mean ± standard deviation of {seeds} seeds, and the 95 % interval (Student's t); {includes}"
+
+
+def worst_count(outcomes: Sequence[Row]) -> str:
+    """How many clients the worst 10 % are; a range where runs evaluate different numbers of clients."""
+    counts = sorted({worst_tenth(len(o["clients"])) for o in outcomes})
+    return so_many(counts[0]) if len(counts) == 1 else f"{counts[0]} to {so_many(counts[-1])}"
+
+
+def cell(group: Sequence[Row], key: str, scale: float = 100) -> str:
+    values = [scale * o[key] for o in group if o.get(key) is not None]
+    return spread_text(values) if values else "-"
+
+
+def privacy(group: Sequence[Row]) -> str:
+    """The largest ε of these runs."""
+    found = [o["privacy"]["epsilon"] for o in group if o.get("privacy")]
+    return f"{max(found):.4g}" if found else "-"
+
+
+def interval(group: Sequence[Row]) -> str:
+    half = Spread.of([100 * o["mean"] for o in group]).half
+    return "-" if half is None else f"±{half:.2f}"
+
+
+def spread_text(values: Sequence[float]) -> str:
+    """Mean ± standard deviation."""
+    found = Spread.of(values)
+    return f"{found.mean:.2f}" if found.std is None else f"{found.mean:.2f} ± {found.std:.2f}"

@@ -1,0 +1,69 @@
+"""What runs come to: one row for each number that a run reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from coterie.core.method import AnyMethod
+from coterie.federation import History
+from coterie.federation.history import Outcome
+from coterie.methods import VARIANTS, method_class, parts
+
+NEW = {"new_pre": "new: before", "new_post": "new: after", "new_global": "new: global"}  # columns for new clients
+
+
+def title(name: str) -> str:
+    """The title of a method or variant, as in tables."""
+    return VARIANTS[name][2] if name in VARIANTS else method_class(name).title
+
+
+def reported(name: str) -> str:
+    """The name under which the run that trains a method or variant reports its number."""
+    base, changes = parts(name)
+    return method_class(base).title if changes else title(name)
+
+
+def label(method: str | AnyMethod, outcome: str, called: str | None = None) -> str:
+    """The name of an outcome in tables. called: what the user calls the method; default: its title."""
+    own = method_class(parts(method)[0]).title if isinstance(method, str) else method.title
+    if called is not None:
+        return called if outcome == own else f"{called} ({outcome})"
+    return title(method).replace(own, outcome, 1) if isinstance(method, str) and parts(method)[1] else outcome
+
+
+def rows_of(
+    method: str | AnyMethod,
+    seed: int,
+    history: History,
+    outcomes: Sequence[Outcome],
+    seconds: float,
+    privacy: Mapping[str, Any] | None,
+    content: str,
+    called: str | None = None,
+) -> list[dict[str, Any]]:
+    """One row for each number that a run reports. content: checksum of the clients' samples."""
+    last = next(r for r in reversed(history) if ("pre", "test") in r.scores)
+    post = next((r for r in reversed(history) if ("post", "test") in r.scores), last)
+    return [
+        {
+            "method": label(method, o.name, called),
+            "seed": seed,
+            "reported": o.point,
+            **o.last._asdict(),
+            "best_on_test": o.best_on_test,
+            "best_by_validation": o.by_validation,
+            "pre": last.accuracy("pre"),
+            "post": post.accuracy("post"),
+            "global": last.accuracy("global"),
+            **{p: v for r in history for p in NEW if (v := r.accuracy(p)) is not None},
+            "megabytes": round(sum(r.bytes_up + r.bytes_down for r in history) / 1e6, 6),  # exactly
+            "seconds": round(seconds, 2),
+            "privacy": privacy,
+            "content": content,
+            "clients": scores.clients[scores.total > 0].tolist(),
+            "accuracies": scores.accuracy[scores.total > 0].tolist(),
+        }
+        for o in outcomes
+        for scores in [list(history.with_point(o.point))[-1].scores[o.point, "test"]]
+    ]

@@ -1,0 +1,96 @@
+"""Paired tests of methods.
+
+Runs of one client on one partition are not independent, whatever their seeds: its accuracies are averaged over seeds
+first, and every client is one pair. Where each seed has a partition of its own, every partition is one pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from coterie.analysis.significance import Paired, holm, t_test, wilcoxon
+from coterie.analysis.tables import TextTable
+from coterie.core.errors import unknown
+
+Accuracies = Mapping[tuple[str, int, int], float]  # (checksum of the samples, seed, client) -> accuracy, 0..1
+LEVEL = 0.05
+
+
+class PairedVerdict(NamedTuple):
+    """One method tested against another."""
+
+    method: str
+    difference: float  # of mean accuracies, in points
+    pairs: int
+    p: float
+    p_holm: float  # corrected for all methods that were tested
+    at_5_percent: str  # better, worse, or no difference shown
+
+
+def verdicts(samples: Mapping[str, Accuracies], against: str) -> tuple[list[PairedVerdict], str]:
+    """Every other method tested against this one, and the test in words. Methods without common pairs are left out."""
+    if against not in samples:
+        raise unknown("method to test against", against, samples)
+    keys = {key for own in samples.values() for key in own}
+    partitions, seeds = len({content for content, _, _ in keys}), len({seed for _, seed, _ in keys})
+    test, how = paired_by(partitions, seeds)
+    differences = {
+        name: pairs
+        for name, own in samples.items()
+        if name != against and (pairs := paired(own, samples[against], by_partition=partitions > 1))
+    }
+    found = {name: test(values) for name, values in differences.items()}
+    corrected = dict(zip(found, holm([result.p for result in found.values()]), strict=True))
+    return [
+        PairedVerdict(
+            name,
+            100 * sum(differences[name]) / len(differences[name]),
+            len(differences[name]),
+            result.p,
+            corrected[name],
+            ("better" if result.up else "worse") if corrected[name] < LEVEL else "no difference shown",
+        )
+        for name, result in found.items()
+    ], how
+
+
+def paired_tests(samples: Mapping[str, Accuracies], against: str, title: str) -> TextTable:
+    """One line for every other method: how much better it is than `against`, and whether that is more than chance."""
+    found, how = verdicts(samples, against)
+    return TextTable(
+        title,
+        ["method", f"against {against}", "pairs", "p", "p (Holm)", "at 5 %"],
+        [[v.method, f"{v.difference:+.2f}", str(v.pairs), p_value(v.p), p_value(v.p_holm), v[-1]] for v in found],
+        f"{how} Two-sided; corrected by Holm for {len(found)} comparison{'s' if len(found) != 1 else ''}.",
+    )
+
+
+def paired_by(partitions: int, seeds: int) -> tuple[Callable[[Sequence[float]], Paired], str]:
+    """The test for this many partitions and seeds, and its description."""
+    if partitions > 1:
+        return t_test, (
+            f"Paired t test of the mean accuracy over clients after the last round: the {partitions} partitions differ "
+            "by seed, and each is one pair."
+        )
+    ranks = "Wilcoxon signed-rank test of the accuracies after the last round, which says better or worse by ranks"
+    if seeds > 1:
+        return wilcoxon, (
+            f"{ranks}: all {seeds} seeds have the same clients, so each client is averaged over seeds first, and is "
+            "one pair."
+        )
+    return wilcoxon, f"{ranks}: each client is one pair."
+
+
+def paired(own: Accuracies, other: Accuracies, by_partition: bool) -> list[float]:
+    """Differences where both have a value, averaged over seeds for each client, or over all clients of a partition."""
+    groups: dict[Any, list[float]] = {}
+    for key in own:
+        if key in other:
+            content, _, client = key
+            groups.setdefault(content if by_partition else client, []).append(own[key] - other[key])
+    return [sum(values) / len(values) for values in groups.values()]
+
+
+def p_value(p: float) -> str:
+    return f"{p:.3f}" if p >= 0.001 else f"{p:.0e}" if p > 0 else "0"

@@ -1,0 +1,162 @@
+"""Publication charts with matplotlib (`pip install 'coterie[plot]'`): pure functions from numbers to Axes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from coterie.analysis.significance import Spread
+from coterie.core.errors import CoterieError
+from coterie.core.names import spelling
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colors, which color-blind readers tell apart; gray instead of yellow, which is faint on white.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
+DASHES = ("-", "--", ":", "-.", (0, (6, 2, 1, 2, 1, 2)), (0, (1, 3)), (0, (8, 2)))
+MARKERS = "osD^vP*X"
+FIRST = ("fedpac", "fedavg", "fedrep", "ditto", "fedper", "local", "scaffold", "fedavg-ft")  # one color each
+STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.grid": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.alpha": 0.3,
+    "pdf.fonttype": 42,  # embeds TrueType; journals refuse the default, Type 3
+    "ps.fonttype": 42,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "coterie",  # the same figure gives the same file
+}
+
+
+Curve = Sequence[tuple[int, float]]  # one training: (round, accuracy in 0..1)
+
+
+class PlotLine(NamedTuple):
+    """A method's line in a chart."""
+
+    name: str  # in the legend
+    points: Sequence[tuple[float, Sequence[float]]]  # x ascending, and one y for each seed
+    method: str  # decides color, dashes and marker
+
+
+class Look(NamedTuple):
+    color: str
+    dashes: Any
+    marker: str
+
+
+def new_figure(rows: int, columns: int, width: float = 3.4, height: float = 2.5) -> tuple[Figure, list[Axes]]:
+    """A figure in our style and its axes, row by row. width, height: of each, in inches."""
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise CoterieError("figures need matplotlib: pip install 'coterie[plot]'") from None
+    with matplotlib.rc_context(STYLE):
+        figure = Figure((columns * width, rows * height), layout="constrained")
+        return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
+
+
+def curves(ax: Axes, series: Sequence[PlotLine], bands: bool = True) -> None:
+    """Mean over seeds, and with `bands` their 95 % interval where there are several."""
+    for name, points, method in series:
+        x = np.array([at for at, _ in points])
+        means = np.array([np.mean(values) for _, values in points])
+        color, dashes, marker = look(method)
+        every = max(len(x) // 8, 1)
+        ax.plot(x, means, color=color, linestyle=dashes, marker=marker, markevery=every, markersize=3.5, label=name)
+        halves = np.array([Spread.of(values).half or 0.0 for _, values in points])
+        if bands and halves.any():
+            ax.fill_between(x, means - halves, means + halves, color=color, alpha=0.15, linewidth=0)
+
+
+def draw_curves(curves_by_name: Mapping[str, Sequence[Curve]], title: str, ax: Axes | None = None) -> Axes:
+    """Accuracy over rounds: one line per name, from its trainings with different seeds.
+
+    ax: axes to draw into; default: a new figure.
+    """
+    ax = new_axes() if ax is None else ax
+    lines = []
+    for name, runs in curves_by_name.items():
+        by_round: dict[int, list[float]] = {}
+        for number, accuracy in (point for curve in runs for point in curve):
+            by_round.setdefault(number, []).append(100 * accuracy)
+        lines.append(PlotLine(name, sorted(by_round.items()), name))
+    curves(ax, lines)
+    ax.set(title=title, xlabel="round", ylabel="test accuracy, %")
+    if lines:
+        ax.legend()
+    return ax
+
+
+def new_axes() -> Axes:
+    """Axes of a figure that notebooks show."""
+    try:
+        from matplotlib import pyplot
+    except ImportError:
+        raise CoterieError("plots need matplotlib: pip install 'coterie[plot]'") from None
+    axes: Axes = pyplot.subplots()[1]
+    return axes
+
+
+def heat_map(ax: Axes, matrix: ArrayLike, labels: Sequence[str]) -> None:
+    """Shares in 0..1, on a square-root scale. labels: of rows and columns, or empty."""
+    from matplotlib.colors import PowerNorm
+
+    image = ax.imshow(np.asarray(matrix), cmap="cividis", norm=PowerNorm(0.5, 0, 1))
+    ax.grid(False)
+    ax.set_xticks(range(len(labels)), labels)
+    ax.set_yticks(range(len(labels)), labels)
+    ax.figure.colorbar(image, ax=ax, shrink=0.8)
+
+
+def colors(method_name: str) -> str:
+    """The color of a method, given by its id or title: the same in all figures."""
+    return look(method_name).color
+
+
+def look(method_name: str) -> Look:
+    """Eight colors, so methods are told apart by color, dashes and marker together."""
+    known, name = order(), spelling(method_name)
+    number = known.get(name, len(known) + sum(map(ord, name)))
+    return Look(
+        PALETTE[number % len(PALETTE)],
+        DASHES[number // len(PALETTE) % len(DASHES)],
+        MARKERS[(number + number // len(PALETTE)) % len(MARKERS)],
+    )
+
+
+@cache
+def order() -> dict[str, int]:
+    """Names of methods -> their numbers; id and title have the same one."""
+    from coterie.methods import METHODS, VARIANTS
+
+    titles = {name: kind.title for name, kind in METHODS.items()} | {name: v[2] for name, v in VARIANTS.items()}
+    numbers: dict[str, int] = {}
+    for number, name in enumerate(dict.fromkeys((*FIRST, *titles))):
+        numbers |= {spelling(name): number, spelling(titles[name]): number}
+    return numbers
+
+
+def save(figure: Figure, path: Path, title: str, provenance: str, format: str | None = None) -> None:
+    """Write PDF, SVG or PNG (default: by the ending). Provenance goes into the file's metadata, not the picture."""
+    import matplotlib
+
+    kinds: dict[str, Mapping[str, Any]] = {
+        "pdf": {"Title": title, "Subject": provenance, "Creator": "Coterie", "CreationDate": None},
+        "svg": {"Title": title, "Description": provenance, "Creator": "Coterie", "Date": None},
+        "png": {"Title": title, "Description": provenance, "Software": "Coterie"},
+    }
+    format = format or path.suffix.removeprefix(".")
+    if format not in kinds:
+        raise CoterieError(f"{path}: figures are written as .pdf, .svg or .png")
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(path, format=format, metadata=dict(kinds[format]), dpi=300)

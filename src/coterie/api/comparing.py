@@ -1,0 +1,296 @@
+"""`coterie.compare`: several methods on the same data, each with several seeds."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from coterie.analysis.comparison import Comparison
+from coterie.analysis.outcomes import label, rows_of, title
+from coterie.analysis.plots import Curve
+from coterie.api.arguments import check_arguments
+from coterie.api.comparison_folder import is_begun, read_finished, write_outcomes
+from coterie.api.data import load_clients
+from coterie.api.interrupting import INTERRUPTED, Interrupted, interruptible
+from coterie.api.methods import make_method
+from coterie.api.progress import progress_bar
+from coterie.api.protocols import method_preset
+from coterie.api.result import Result
+from coterie.api.running import execute
+from coterie.api.settings import GROUPS, merged, names
+from coterie.core.data import FederatedData
+from coterie.core.errors import CoterieError
+from coterie.core.method import AnyMethod
+from coterie.core.model import Model
+from coterie.execution.choice import Execution
+from coterie.federation import Ending
+from coterie.methods import method_class, method_name, parts, training
+from coterie.privacy import Protection
+from coterie.report.naming import dataset, entries
+from coterie.report.sections.summary import outcome, reference, same_data
+from coterie.runs.extending import remains
+from coterie.runs.finding import is_complete, open_runs
+
+log = logging.getLogger("coterie")
+
+
+class Entrant(NamedTuple):
+    """A method of a comparison."""
+
+    name: str  # of its folders
+    method: str | AnyMethod
+    called: str | None = None  # its name in tables; None: as the method reports
+
+    @property
+    def title(self) -> str:
+        return self.called or (title(self.method) if isinstance(self.method, str) else self.method.title)
+
+
+class Trainings(NamedTuple):
+    """What the runs of a comparison came to."""
+
+    rows: list[dict[str, Any]]  # one for each number that a run reports
+    curves: dict[str, list[Curve]]  # method -> accuracy over rounds, for each seed
+
+
+Train = Callable[[Entrant, int, Path | None, bool], Result]  # of a method, a seed, a folder, and whether to resume it
+
+
+def compare(
+    methods: Sequence[str | AnyMethod] | Mapping[str, str | AnyMethod],
+    data: FederatedData | Callable[[int], FederatedData] | None = None,
+    model: str | nn.Module | Model | None = None,
+    *,
+    seeds: int = 5,
+    seed: int = 0,
+    against: str | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: bool = True,
+    protocol: str = "pac",
+    head: str | None = None,
+    model_args: Mapping[str, Any] | None = None,
+    backend: Execution | str = "auto",
+    **settings: Any,
+) -> Comparison:
+    """Train several methods on the same data with several seeds, and compare them.
+
+    Ctrl-C ends the comparison: without `out` it has the runs that were finished, with `out` it can be resumed.
+
+    Parameters
+    ----------
+    methods: names or Methods, or a dict from names for the tables to them. FedAvg also reports FedAvg-FT.
+    data: the clients' samples, or a function from a seed to samples, which gives each seed a partition of its own.
+        Default: the shipped Fashion-MNIST subset.
+    model: as for `coterie.run`.
+    seeds: runs of each method, with seeds `seed`, `seed` + 1, ...
+    seed: the first seed.
+    against: the method that the others are tested against. Default: the last one.
+    out: a new folder for the runs, one folder each, which `coterie report` and `coterie table` read.
+    resume: `out` exists: its finished runs are not run again.
+    progress: show a progress bar, in terminals and notebooks only.
+    protocol, head, model_args, backend, settings: as for `coterie.run`; they hold for all methods. Set hyper-parameters
+        of one method in the method, such as coterie.FedPAC(align=0.5).
+
+    Returns
+    -------
+    Comparison: `.table()`, `.significance()`, `.to_latex()`, `.plot()`.
+
+    Examples
+    --------
+    >>> import coterie
+    >>> data = coterie.load_clients(num_clients=4, local_size=40, test_size=20)
+    >>> found = coterie.compare(["local", "fedavg"], data, "linear", seeds=2, rounds=1, progress=False)
+    >>> found.methods
+    ['Local', 'FedAvg', 'FedAvg-FT']
+    """
+    listed = entrants(methods)
+    check_arguments(listed[0].method, None if callable(data) else data, model)
+    taken, tested = trainings(listed), reference_of(listed, against)
+    groups = {name: value for name, value in settings.items() if name in GROUPS}
+    chosen = merged(groups, {name: value for name, value in settings.items() if name not in GROUPS})
+    check_protection(taken, protocol, chosen)
+    base = Path(out) if out is not None else None
+    if base is not None and base.exists() and not resume:
+        raise CoterieError(f"{base} exists already; name another folder, or pass resume=True to continue it")
+    fixed = load_clients(protocol=protocol) if data is None else None if callable(data) else data
+
+    def data_of(seed: int) -> FederatedData:
+        return fixed if fixed is not None else data(seed)  # type: ignore[misc,operator]
+
+    def train(entrant: Entrant, seed: int, folder: Path | None, resume: bool) -> Result:
+        def watching(_: str, rounds: int) -> Any:
+            name = f"{entrant.title}, seed {seed}"
+            return progress_bar(name, rounds) if progress else nullcontext(lambda record: None)
+
+        return execute(
+            entrant.method,
+            data_of(seed),
+            model,
+            backend=backend,
+            out=folder,
+            resume=resume,
+            watching=watching,
+            head=head,
+            model_args=model_args,
+            protocol=protocol,
+            interrupted=interrupted,
+            seed=seed,
+            **chosen,
+        )
+
+    def folder_of(entrant: Entrant, seed: int) -> Path | None:
+        return base and base / f"{entrant.name}-seed{seed}"
+
+    with interruptible(base is None) as interrupted:
+        found = train_all(taken, seeds_from(seed, seeds), train, folder_of, chosen, interrupted)
+    first = data_of(seed)
+    if base is not None:
+        write_outcomes(base, as_table(found, first.name, first.clients, str(base)))
+    return Comparison(found.rows, first.name, first.clients, tested, found.curves)
+
+
+def entrants(methods: Sequence[str | AnyMethod] | Mapping[str, str | AnyMethod]) -> list[Entrant]:
+    """The methods as they were given. Wrong names are errors."""
+    if isinstance(methods, str) or not methods:
+        raise CoterieError("methods must be a list of at least one method, such as ['fedavg', 'fedpac']")
+    if isinstance(methods, Mapping):
+        return [Entrant(called, canonical(method), called) for called, method in methods.items()]
+    found = [canonical(method) for method in methods]
+    return [Entrant(method if isinstance(method, str) else method.title, method) for method in found]
+
+
+def canonical(method: str | AnyMethod) -> str | AnyMethod:
+    return method_name(method) if isinstance(method, str) else method
+
+
+def trainings(listed: Sequence[Entrant]) -> list[Entrant]:
+    """The runs that these methods need: one training can report several of them."""
+    found: dict[str, Entrant] = {}
+    for entrant in listed:
+        if isinstance(entrant.method, str) and entrant.called is None:
+            entrant = Entrant(training(entrant.method), training(entrant.method))
+        if found.setdefault(entrant.name, entrant) != entrant:
+            raise CoterieError(
+                f"two methods are called {entrant.title}: give them names, such as compare({{'A': ..., 'B': ...}})"
+            )
+    check_labels(list(found.values()))
+    return list(found.values())
+
+
+def check_labels(taken: Sequence[Entrant]) -> None:
+    """Refuse methods that report under one name: tables would merge their runs."""
+    owners: dict[str, str] = {}
+    for entrant in taken:
+        method = entrant.method
+        for result in (method_class(parts(method)[0]) if isinstance(method, str) else method).results:
+            shown = label(method, result, entrant.called)
+            if shown in owners:
+                raise CoterieError(
+                    f"{owners[shown]} and {entrant.name} both report their results as '{shown}'; give one of the "
+                    "classes another `title` (and `results`)"
+                )
+            owners[shown] = entrant.name
+
+
+def reference_of(listed: Sequence[Entrant], against: str | None) -> str:
+    """The title of the method that the others are tested against; default: the last one."""
+    titles = [entrant.title for entrant in listed]
+    if against is None or against in titles:
+        return against or titles[-1]
+    name = method_name(against)
+    if training(name) not in {entrant.name for entrant in trainings(listed)}:
+        raise CoterieError(f"{against} is not among the methods that are compared: choose one of {', '.join(titles)}")
+    return title(name)
+
+
+def check_protection(taken: Sequence[Entrant], protocol: str, settings: Mapping[str, Any]) -> None:
+    """Raise an error for a method that does not allow the protection, before anything is trained."""
+    wanted = Protection(**{name: value for name, value in settings.items() if name in names(Protection)})
+    for entrant in taken:
+        method = entrant.method
+        if isinstance(method, str):
+            base, changes = parts(method)
+            own = {name: value for name, value in settings.items() if name in names(method_class(method))}
+            method = make_method(method, **method_preset(protocol, base) | changes | own)
+        wanted.check(method)
+
+
+def seeds_from(first: int, count: int) -> range:
+    if count < 1:
+        raise CoterieError(f"seeds must be at least 1, got {count}")
+    return range(first, first + count)
+
+
+def train_all(
+    taken: Sequence[Entrant],
+    seeds: Sequence[int],
+    train: Train,
+    folder_of: Callable[[Entrant, int], Path | None],
+    settings: Mapping[str, Any],
+    interrupted: Interrupted = lambda: 0,
+) -> Trainings:
+    """Every method with every seed. Runs that are finished in their folder are read; others are trained or resumed."""
+    found = Trainings([], {})
+    ending = Ending(**{name: value for name, value in settings.items() if name in names(Ending)})
+    runs, done = list(product(taken, seeds)), 0
+    for entrant, seed in runs:
+        if interrupted():
+            break
+        out, start = folder_of(entrant, seed), time.monotonic()
+        if out and is_complete(out) and not remains(out, settings.get("rounds"), ending):
+            history, outcomes, seconds, privacy, content = read_finished(out)
+        else:
+            result = train(entrant, seed, out, out is not None and is_begun(out))
+            if result.ended and result.ended.reason == INTERRUPTED:
+                break
+            history, outcomes, privacy = result.history, result.outcomes(), result.privacy
+            seconds, content = time.monotonic() - start, str((result.config or {})["data"]["content"])
+        found.rows.extend(rows_of(entrant.method, seed, history, outcomes, seconds, privacy, content, entrant.called))
+        for o in outcomes:
+            name = label(entrant.method, o.name, entrant.called)
+            found.curves.setdefault(name, []).append(history.curve(o.point))
+        done += 1
+    if not done:
+        raise KeyboardInterrupt
+    if done < len(runs):
+        log.warning("interrupted: the comparison has %d of %d runs", done, len(runs))
+    return found
+
+
+def as_table(found: Trainings, data: str, clients: int, folder: str) -> dict[str, Any]:
+    """The content of compare.json."""
+    return {"data": data, "clients": clients, "folder": folder, "outcomes": found.rows}
+
+
+def load_comparison(*runs: str | Path) -> Comparison:
+    """The comparison of finished runs, from their folders, or from folders that hold some, as `coterie compare` leaves.
+
+    All runs must have the same data, or partitions drawn alike.
+    """
+    read = open_runs(runs)
+    for run in read:
+        if run.result is None:
+            raise CoterieError(f"{run.path} is not finished; `coterie resume {run.path}` continues it")
+    groups = same_data(entries(read))
+    if len(groups) != 1:
+        several = " and ".join(dict.fromkeys(f"{dataset(group[0].run)[0]} ({group[0].run.path})" for group in groups))
+        raise CoterieError(
+            f"these runs cannot be compared, their clients have different samples: {several or 'no runs'}"
+        )
+    (group,) = groups
+    rows = [outcome(entry) for entry in group]
+    curves: dict[str, list[Curve]] = {}
+    for entry in group:
+        curve = [(int(number), percent / 100) for number, percent in entry.run.curve(entry.point)]
+        curves.setdefault(entry.label, []).append(curve)
+    return Comparison(
+        rows, dataset(group[0].run)[0], max(len(row["clients"]) for row in rows), reference(group), curves
+    )

@@ -1,0 +1,106 @@
+"""The folder of a comparison: the command that began it, its runs, and their outcomes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from coterie.core.data import FederatedData
+from coterie.core.errors import CoterieError
+from coterie.federation import History, Summary
+from coterie.federation.history import POINTS, Outcome
+from coterie.runs.describe import fingerprint
+from coterie.runs.disk import read_inside, whole
+from coterie.runs.finding import discard_unstarted, load_run
+
+COMMAND = "command.json"  # what was asked
+OUTCOMES = "compare.json"  # written last: the comparison is finished
+
+
+def note_command(base: Path, asked: Mapping[str, Any], data: FederatedData) -> None:
+    """Make the folder. From then on the comparison can be resumed."""
+    content = {"command": {**asked, "cwd": os.getcwd()}, "data": fingerprint(data)}
+    try:
+        base.mkdir(parents=True)
+        write(base / COMMAND, content)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            base.rmdir()
+        raise CoterieError(f"cannot create the folder {base}: {error.strerror}") from None
+
+
+def read_command(base: Path) -> dict[str, Any]:
+    try:
+        command = json.loads(read_inside(base, COMMAND))["command"]
+        if not {"methods", "cwd"} <= command.keys():
+            raise ValueError("it does not say what was asked")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CoterieError(f"{base / COMMAND} cannot be read: {error}") from None
+    return dict(command)
+
+
+def reopen_comparison(base: Path, length: Mapping[str, Any]) -> None:
+    """Turn a finished comparison into an unfinished one whose runs have another length."""
+    try:
+        content = json.loads(read_inside(base, COMMAND))
+        content["command"] = {k: v for k, v in {**content["command"], **length}.items() if v is not None}
+        (base / OUTCOMES).unlink()
+        write(base / COMMAND, content)
+    except OSError as error:
+        raise CoterieError(f"{base} cannot be written to: {error.strerror}") from None
+
+
+def write_outcomes(base: Path, table: Mapping[str, Any]) -> None:
+    """Write compare.json, which finishes the comparison."""
+    try:
+        write(base / OUTCOMES, table)
+    except OSError as error:
+        raise CoterieError(
+            f"all runs have ended, but {base} cannot be written to ({error.strerror}); once this is fixed, "
+            f"`coterie resume {base}` finishes the comparison"
+        ) from None
+
+
+def write(path: Path, content: Mapping[str, Any]) -> None:
+    with whole(path) as part:
+        part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def check_data(base: Path, data: FederatedData) -> None:
+    """Raise an error for other samples than those that the comparison began with."""
+    if json.loads(read_inside(base, COMMAND)).get("data") != fingerprint(data):
+        raise CoterieError(f"the data are not those that the comparison in {base} began with")
+
+
+def is_begun(out: Path) -> bool:
+    """Whether this run can be resumed. The remains of one that was killed before it began are removed."""
+    discard_unstarted(out)
+    return out.exists()
+
+
+def read_finished(out: Path) -> tuple[History, list[Outcome], float, Mapping[str, Any] | None, str]:
+    """History, outcomes, seconds, privacy and the samples' checksum of a finished run. The seconds are its rounds'."""
+    run = load_run(out)
+    result = run.result or {}
+    points = {text: point for point, text in POINTS.items()}
+
+    def number(value: float | None) -> float:
+        return math.nan if value is None else value
+
+    outcomes = [
+        Outcome(
+            o["name"],
+            points[o["measured"]],
+            Summary(**{name: number(value) for name, value in o["last"].items()}),
+            number(o["best_on_test"]),
+            o["best_by_validation"],
+        )
+        for o in result["outcomes"]
+    ]
+    content = str(run.section("data")["content"])
+    return run.history, outcomes, sum(result["seconds"].values()), result["privacy"], content

@@ -1,0 +1,86 @@
+"""The first lines of a run: what was understood of data, network, method and settings. One screen at most."""
+
+from __future__ import annotations
+
+import typing
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from coterie.core.method import AnyMethod
+from coterie.core.model import Model
+from coterie.core.optimizers import Sgd
+from coterie.core.printable import printable
+from coterie.core.wrapper import innermost
+from coterie.data import describe_input
+from coterie.data.describe import some
+from coterie.execution import Backend, LocalBackend
+from coterie.federation import Settings
+from coterie.runs.describe import numbers
+
+
+def opening(backend: Backend, settings: Settings) -> list[str]:
+    method = innermost(backend.method)
+    data = data_lines(backend) if isinstance(backend, LocalBackend) else []
+    lines = [*data, *model_lines(backend.model), *method_lines(method), federation_line(settings, backend)]
+    return list(map(printable, lines))
+
+
+def data_lines(backend: LocalBackend) -> list[str]:
+    data = backend.data
+    names = f" ({some(data.client_names, 6)})" if data.client_names else ""
+    counts = torch.bincount(data.train.y, minlength=data.classes).tolist()
+    classes = [f"{data.class_names[k] if data.class_names else k}: {n}" for k, n in enumerate(counts)]
+    return [
+        f"data: {data.name}, {data.clients} clients{names}, {sum(data.train.sizes)} training samples, "
+        f"{sum(data.test.sizes)} test samples",
+        *describe_input(data),
+        f"classes, with training samples: {some(classes)}",
+    ]
+
+
+def model_lines(model: Model) -> list[str]:
+    encoder, head, frozen = map(numbers, (model.start.encoder, model.start.head, model.frozen))
+    told = f"; {frozen:,} frozen numbers, which are not trained and do not travel" if frozen else ", nothing frozen"
+    random = f"; random in training: {model.draws}" if model.draws else ""
+    return [f"network: {encoder:,} numbers in the encoder, {head:,} in the head '{model.head_name}'{told}{random}"]
+
+
+def method_lines(method: AnyMethod) -> list[str]:
+    own = ", ".join(f"{f.name} {getattr(method, f.name)}" for f in fields(method) if f.name != "train")
+    down, up = message_fields(method, "server_send", "return"), message_fields(method, "server_receive", "ups")
+    sent = [f"down {down or 'nothing'}"] * (down is not None) + [f"up {up or 'nothing'}"] * (up is not None)
+    return [
+        f"method: {method.title}{f' with {own}' if own else ''}",
+        *([f"messages: {'; '.join(sent)}"] if sent else []),
+        f"local training: {sgd_words(method.train)}",
+    ]
+
+
+def message_fields(method: AnyMethod, function: str, name: str) -> str | None:
+    """The fields of a message, by the annotations of the method's functions; None where they do not say."""
+    try:
+        hint: Any = typing.get_type_hints(getattr(type(method), function)).get(name)
+    except (NameError, TypeError, AttributeError):
+        return None
+    return ", ".join(hint._fields) if hasattr(hint, "_fields") else None
+
+
+def sgd_words(train: Sgd) -> str:
+    parts = [
+        f"SGD, {train.local_epochs} epochs, batch size {train.batch_size}, lr {train.lr:g}, "
+        f"momentum {train.momentum:g}, weight decay {train.weight_decay:g}"
+    ]
+    parts += [f"gradients clipped at {train.clip_gradient:g}"] if train.clip_gradient else []
+    parts += ["incomplete batches dropped"] if train.drop_last else []
+    parts += ["momentum kept between rounds"] if train.keep_momentum else []
+    return ", ".join(parts)
+
+
+def federation_line(settings: Settings, backend: Backend) -> str:
+    known = len(backend.census.samples)
+    joining = settings.joining(known)
+    share = "all clients" if joining == known else f"{joining} of {known} clients"
+    where = type(backend).__name__.lower()
+    return f"federation: {settings.rounds} rounds, {share} in each, seed {settings.seed}; clients run {where}"

@@ -1,0 +1,191 @@
+"""`coterie.run`: every setting by name, a progress bar, and Ctrl-C."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from coterie.api.interrupting import interruptible
+from coterie.api.progress import progress_bar
+from coterie.api.result import Result
+from coterie.api.running import execute
+from coterie.api.settings import GROUPS, SETTINGS, merged
+from coterie.core.data import FederatedData
+from coterie.core.method import AnyMethod
+from coterie.core.model import Model
+from coterie.core.optimizers import Sgd
+from coterie.execution.choice import Execution
+from coterie.federation import Ending, Round, Safety, Settings
+from coterie.privacy import Protection
+from coterie.privacy.encryption import Encryption
+
+
+def run(
+    method: str | AnyMethod,
+    data: FederatedData | None = None,
+    model: str | nn.Module | Model | None = None,
+    *,
+    # the federation
+    rounds: int | None = None,
+    join_ratio: float | None = None,
+    full_last_round: bool | None = None,
+    lr_decay: float | None = None,
+    lr_steps: tuple[tuple[int, float], ...] | None = None,
+    new_clients: float | str | None = None,
+    evaluate_every: int | None = None,
+    seed: int | None = None,
+    # local training
+    local_epochs: int | None = None,
+    batch_size: int | None = None,
+    lr: float | None = None,
+    momentum: float | None = None,
+    weight_decay: float | None = None,
+    drop_last: bool | None = None,
+    clip_gradient: float | None = None,
+    keep_momentum: bool | None = None,
+    # when to end earlier
+    until: str | None = None,
+    patience: int | None = None,
+    max_time: str | float | None = None,
+    # safety
+    checkpoint_every: int | None = None,
+    keep_state: bool | None = None,
+    max_left_out: float | None = None,
+    max_magnitude: float | None = None,
+    # protection
+    robust: str | None = None,
+    robust_norm: float | None = None,
+    robust_share: float | None = None,
+    dp: str | None = None,
+    dp_clip: float | None = None,
+    dp_noise: float | None = None,
+    dp_delta: float | None = None,
+    dp_accountant: str | None = None,
+    dp_statistics: float | None = None,
+    dp_statistics_clip: float | None = None,
+    encrypt: str | None = None,
+    keys: str | None = None,
+    # the same, by group
+    settings: Settings | None = None,
+    train: Sgd | None = None,
+    ending: Ending | None = None,
+    safety: Safety | None = None,
+    protection: Protection | None = None,
+    encryption: Encryption | None = None,
+    # where it runs and what it leaves
+    protocol: str = "pac",
+    head: str | None = None,
+    model_args: Mapping[str, Any] | None = None,
+    backend: Execution | str = "auto",
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: bool = True,
+    watch: Callable[[Round], None] = lambda record: None,
+    show: Callable[[str], None] = lambda line: None,
+    track: str | Sequence[str] = (),
+    config: Mapping[str, Any] | None = None,
+    **method_settings: Any,
+) -> Result:
+    """Train a federation, and return its history and a model for every client.
+
+    Settings that are not given are those of the protocol's paper, or else the defaults. Give each setting by name, or a
+    whole group of them as a dataclass (`train=coterie.Sgd(lr=0.1)`), not both.
+
+    Ctrl-C ends the run after the current round. Without `out`, the result of the finished rounds is returned; with
+    `out`, the run can be resumed.
+
+    Parameters
+    ----------
+    method: a name (`coterie methods` lists them), an import path package.module:Class, or a Method.
+    data: the clients' samples, from `load_clients` or `clients_from`. Default: the shipped Fashion-MNIST subset.
+    model: a name (cnn, convnet, conv4, akd-cnn, resnet18, linear, mlp), a torch module or a Model.
+        Default: the protocol's.
+
+    rounds: communication rounds.
+    join_ratio: share of clients in a round.
+    full_last_round: all clients train once more after the last round.
+    lr_decay: factor on the learning rate, every round.
+    lr_steps: factors on the learning rate from a round on, such as ((50, 0.2), (75, 0.02)).
+    new_clients: clients that do not train and are evaluated at the end: their share, or names such as "s22,s23".
+    evaluate_every: rounds between evaluations; the last round is always evaluated.
+    seed: seed of all randomness.
+
+    local_epochs, batch_size, lr, momentum, weight_decay: of local SGD.
+    drop_last: skip the last batch of an epoch if it is smaller.
+    clip_gradient: largest norm of a gradient; 0: no limit.
+    keep_momentum: keep a client's momentum between rounds.
+
+    until: end when a metric reaches a value, such as "accuracy>0.9".
+    patience: end after this many evaluated rounds without better validation accuracy.
+    max_time: end after this time, such as "2h" or "90m".
+
+    checkpoint_every: rounds between checkpoints in `out`; 0: none.
+    keep_state: keep the last checkpoint of a finished run, so that it can be extended.
+    max_left_out: share of a round's clients that may be left out because their update is missing or refused.
+    max_magnitude: largest number in an update; a client that sends more is left out.
+
+    robust: robust aggregation: "clip", "trimmed" or "median".
+    robust_norm: largest norm of an update, for clip. Default: the median norm.
+    robust_share: share of clients pulled in from either end, for trimmed.
+    dp: differential privacy: "client" or "sample".
+    dp_clip, dp_noise, dp_delta: clipping norm C, noise multiplier z and δ.
+    dp_accountant: "pld" (tighter; needs coterie[dp], default if installed) or "renyi".
+    dp_statistics, dp_statistics_clip: noise on class statistics, and the largest norm of their features.
+    encrypt: "ckks": the server adds up weights that it cannot read.
+    keys: folder of keys for it. Default: made for the run.
+
+    settings, train, ending, safety, protection, encryption: the groups above as dataclasses (Settings, Sgd, Ending,
+        Safety, Protection, Encryption).
+
+    protocol: paper whose settings are the defaults: pac, reg, crc or akd.
+    head: name of the network's head. Default: the last layer that runs.
+    model_args: arguments of the constructor, for a model given by name.
+    backend: where clients run: looped, stacked, ray, auto, or an Execution with device, precision and so on.
+    out: a new folder for the run: settings, metrics, checkpoints and models.
+    resume: continue the run in `out`; extend it if `rounds` is larger; return its result if it is finished.
+    progress: show a progress bar, in terminals and notebooks only.
+    watch: called with every Round when it ends.
+    show: called with the first lines, which say how data, network, method and settings were understood.
+    track: log to tensorboard, wandb or mlflow; needs `out`.
+    config: entries to add to config.json in `out`.
+    method_settings: hyper-parameters of the method, such as align=0.5 for FedPAC.
+
+    Returns
+    -------
+    Result: `.accuracy`, `.metrics`, `.clients`, `.personal_model(client)`, `.plot()`, `.report(path)`, `.save(path)`.
+
+    Examples
+    --------
+    >>> import coterie
+    >>> data = coterie.load_clients("fashion-mnist-small", num_clients=4, local_size=40, test_size=20)
+    >>> result = coterie.run("fedpac", data, "linear", rounds=2, lr=0.05, align=0.5, progress=False)
+    >>> [number for number, accuracy in result.history.curve("pre")]
+    [1, 2]
+    """
+    given = {name: value for name, value in locals().items() if value is not None}
+    named = {name: value for name, value in given.items() if name in SETTINGS}
+    groups = {name: value for name, value in given.items() if name in GROUPS}
+    with interruptible(out is None) as interrupted:
+        return execute(
+            method,
+            data,
+            model,
+            backend=backend,
+            out=out,
+            resume=resume,
+            watch=watch,
+            watching=progress_bar if progress else lambda title, rounds: nullcontext(lambda record: None),
+            track=track,
+            show=show,
+            head=head,
+            model_args=model_args,
+            protocol=protocol,
+            config=config,
+            interrupted=interrupted,
+            **merged(groups, named),
+            **method_settings,
+        )

@@ -1,0 +1,187 @@
+"""The result of a run, and what users do with it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coterie.analysis.frames import frame
+from coterie.analysis.plots import draw_curves
+from coterie.core.data import FederatedData
+from coterie.core.errors import CoterieError
+from coterie.core.names import client_name, client_number
+from coterie.federation.history import POINTS, so_many
+from coterie.federation.trained import TrainedFederation
+from coterie.models.personal import PersonalModel, make_personal_model
+from coterie.models.samples import ModelInfo
+from coterie.runs.describe import portrait
+from coterie.runs.folder import Folder
+from coterie.runs.tables import measures
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+CURVES = {"pre": "personal model", "post": "after local training", "global": "global model"}
+DO_NEXT = ".accuracy  .metrics  .clients  .personal_model(client)  .plot()  .report(path)  .save(path)"
+
+
+@dataclass(frozen=True, repr=False)
+class Result(TrainedFederation):
+    """What a run returns: its history, the server's state, and a model for every client.
+
+    `accuracy`, `metrics` and `clients` are pandas DataFrames where pandas is installed, else lists of dicts.
+
+    >>> import coterie
+    >>> data = coterie.load_clients(num_clients=4, local_size=40, test_size=20)
+    >>> result = coterie.run("fedper", data, "linear", rounds=2, progress=False)
+    >>> result.history[-1].number
+    2
+    >>> model = result.personal_model(0)  # a torch module: raw samples in, logits out
+    >>> model(data.test.client(0)[0]).shape
+    torch.Size([20, 10])
+    """
+
+    config: Mapping[str, Any] | None = field(default=None, kw_only=True)  # what config.json says of the run
+    folder: Path | None = field(default=None, kw_only=True)  # where the run is on disk
+
+    @property
+    def accuracy(self) -> Any:
+        """Mean test accuracy over clients (0 to 1) for every measured round, one column per point of measurement.
+
+        `pre`: personal models as downloaded; `post`: after local training; `global`: the server's model;
+        `finished`: after the method's final step. `validation_...`: the same on validation samples.
+        """
+        rows: dict[int, dict[str, Any]] = {}
+        for record in self.history:
+            for point, split in record.scores:
+                column = point if split == "test" else f"{split}_{point}"
+                row = rows.setdefault(record.number, {"round": record.number})
+                row[column] = record.accuracy(point, split)
+        return frame(list(rows.values()))
+
+    @property
+    def metrics(self) -> Any:
+        """One row per round: participants, bytes, seconds and all measured numbers, as in metrics.csv."""
+        return frame([measures(record) for record in self.history])
+
+    @property
+    def clients(self) -> Any:
+        """One row per client: its number, name, samples and classes, and its last accuracy for each reported result."""
+        data = self._data()
+        classes = (data.train.class_counts(data.classes) > 0).sum(1).tolist()
+        rows = [
+            {
+                "client": number,
+                "name": client_name(number, data.client_names, self.client_ids),
+                "train_samples": data.train.sizes[number],
+                "test_samples": data.test.sizes[number],
+                "classes": classes[number],
+            }
+            for number in self.client_ids
+        ]
+        for name, point in self.method.results.items():
+            measured = list(self.history.with_point(point))
+            if not measured or point.startswith("new_"):
+                continue
+            scores = measured[-1].scores[point, "test"]
+            known = {
+                int(c): float(a) for c, a, n in zip(scores.clients, scores.accuracy, scores.total, strict=True) if n
+            }
+            for row in rows:
+                row[name] = known.get(row["client"])
+        return frame(rows)
+
+    def personal_model(self, client: int | str) -> PersonalModel:
+        """The model of a client, by its number or name: a torch module from raw samples to logits."""
+        data = self._data()
+        number = client_number(client, data.client_names, self.client_ids)
+        info = ModelInfo(
+            number,
+            client_name(number, data.client_names, self.client_ids),
+            data.class_names or tuple(map(str, range(data.classes))),
+            data.shape,
+            data.train.x.dtype,
+            data.transform,
+            data.name,
+        )
+        return make_personal_model(info, self.method, self.model, self.states[number], self.down(number))
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the mean test accuracy over rounds. Needs matplotlib (`pip install 'coterie[plot]'`).
+
+        ax: axes to draw into; default: a new figure. Returns the axes.
+        """
+        curves = {label: [curve] for point, label in CURVES.items() if (curve := self.history.curve(point))}
+        if self.method.personal_is_global:
+            curves.pop(CURVES["pre"], None)
+        return draw_curves(curves, f"{self.method.title}{self._on()}", ax)
+
+    def report(self, path: str | Path) -> Path:
+        """Write a report of this run: one HTML file that works offline. Returns its path."""
+        from coterie.report.page import write_report
+
+        if self.folder is not None:
+            return write_report([self.folder], path)
+        with tempfile.TemporaryDirectory() as parent:
+            return write_report([self.save(Path(parent) / "run")], path)
+
+    def save(self, path: str | Path) -> Path:
+        """Write a run folder, with all models, that `coterie.load_run` and the commands open. Returns its path."""
+        data = self._data()
+        if self.config is None:
+            raise CoterieError("this result does not know how it was run, so it cannot be saved; use coterie.run")
+        splits = ["test", *(["validation"] if data.validation is not None else [])]
+        newcomers = any(point.startswith("new_") for record in self.history for point, _ in record.scores)
+        counts, rule = data.train.class_counts(data.classes), data.partition and data.partition.name
+        folder = Folder(path, dict(self.config), splits, newcomers)
+        try:
+            folder.begin(counts, data.partition, portrait(data.name, rule, counts, data.class_names), self.history)
+            folder.finish(self)
+        except BaseException:
+            folder.close()
+            folder.remove()
+            raise
+        folder.close()
+        return folder.path
+
+    def __repr__(self) -> str:
+        return "\n".join([self._headline(), *(f"  {name}: {text}" for name, text in self._lines()), f"  {DO_NEXT}"])
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in self._lines())
+        return f"<p><b>{escape(self._headline())}</b></p><table>{rows}</table><p><code>{escape(DO_NEXT)}</code></p>"
+
+    def _headline(self) -> str:
+        rounds = self.ended.round if self.ended else len(self.history)
+        stopped = " (interrupted)" if self.ended and self.ended.reason == "interrupted" else ""
+        clients = f", {so_many(len(self.client_ids))}" if self.data is not None else ""
+        return (
+            f"Result of {self.method.title}{self._on()}{clients}, {rounds} round{'' if rounds == 1 else 's'}{stopped}"
+        )
+
+    def _lines(self) -> list[tuple[str, str]]:
+        lines = [
+            (
+                o.name,
+                f"{100 * o.last.mean:.2f} % mean accuracy, {100 * o.last.worst10:.2f} % worst tenth of clients "
+                f"({POINTS[o.point]})",
+            )
+            for o in self.outcomes()
+        ]
+        if self.privacy:
+            lines.append(("privacy", f"ε = {self.privacy['epsilon']:.4g} at δ = {self.privacy['delta']:g}"))
+        megabytes = sum(record.bytes_up + record.bytes_down for record in self.history) / 1e6
+        seconds = sum(sum(record.seconds.values()) for record in self.history)
+        return [*lines, ("cost", f"{megabytes:.1f} MB sent, {seconds:.1f} s of computing")]
+
+    def _on(self) -> str:
+        return f" on {self.data.name}" if self.data is not None else ""
+
+    def _data(self) -> FederatedData:
+        if self.data is None:
+            raise CoterieError("the personal models of this federation are on the devices of its clients")
+        return self.data

@@ -1,0 +1,100 @@
+"""All settings by name: what takes each of them, and which one a wrong name was meant to be."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any
+
+from coterie.api.data import DataSettings
+from coterie.core.errors import CoterieError
+from coterie.core.explicit import Explicit
+from coterie.core.method import AnyMethod
+from coterie.core.optimizers import Sgd
+from coterie.execution.choice import Execution
+from coterie.federation import Ending, Safety, Settings
+from coterie.methods import METHODS
+from coterie.privacy import Protection
+from coterie.privacy.encryption import Encryption
+
+GROUPS: dict[str, Any] = {  # settings of coterie.run that can be given whole, by parameter
+    "settings": Settings,
+    "train": Sgd,
+    "ending": Ending,
+    "safety": Safety,
+    "protection": Protection,
+    "encryption": Encryption,
+}
+RUN = (Settings, Safety, Ending, Protection, Encryption)  # settings of coterie.run besides those of the method
+
+
+def names(*kinds: Any) -> set[str]:
+    return {f.name for kind in kinds for f in fields(kind)} - {"train"}
+
+
+SETTINGS = names(*GROUPS.values())  # parameters of coterie.run
+
+
+def merged(groups: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by name, from groups given whole and settings given by name. A setting that has both is an error."""
+    found = dict(named)
+    for name, group in groups.items():
+        kind = GROUPS[name]
+        if not isinstance(group, kind):
+            raise CoterieError(f"{name} must be a coterie.{kind.__name__}, got {type(group).__name__}")
+        for twice in sorted(names(kind) & named.keys()):
+            raise CoterieError(
+                f"{twice} is given by name, next to {name}=: put it into {name}=coterie.{kind.__name__}({twice}=...)"
+            )
+        chosen = group.explicit if isinstance(group, Explicit) else names(kind)
+        found |= {field: getattr(group, field) for field in chosen}
+    return found
+
+
+def check_settings(given: Iterable[str], method: type[AnyMethod], training_only: bool = False) -> None:
+    """Raise an error for the first setting that neither this method nor a run with it has.
+
+    training_only: only settings of the method and of local training count, as where a method is made.
+    """
+    fitting = names(method, Sgd) | (set() if training_only else names(*RUN))
+    for name in given:
+        if name not in fitting:
+            raise CoterieError(reason(name, fitting, method.title))
+
+
+def reason(name: str, fitting: set[str], title: str) -> str:
+    """Why there is no such setting, and what to do."""
+    where = elsewhere(title)
+    if name in where:
+        return f"'{name}' is {where[name]}"
+    near = nearest(name.lower().replace("-", "_"), sorted(fitting), sorted(where))
+    if not near:
+        return f"unknown setting '{name}'; known: {', '.join(sorted(fitting))}"
+    hint = "" if near[0] in fitting else f" It is {where[near[0]]}"
+    meant = " or ".join(f"'{one}'" for one in near)
+    return f"unknown setting '{name}': did you mean {meant}?{hint}"
+
+
+def nearest(word: str, fitting: list[str], others: list[str]) -> list[str]:
+    """What a wrong name was meant to be: a name that fits here before others, a part of it before a similar word."""
+    return (
+        difflib.get_close_matches(word, fitting, n=1, cutoff=0.8)
+        or [name for name in fitting if word in name.split("_")][:3]
+        or difflib.get_close_matches(word, [*fitting, *others], n=1, cutoff=0.5)
+    )
+
+
+def elsewhere(title: str) -> dict[str, str]:
+    """Setting -> what it is and where to give it, for settings of something else than this method."""
+    found: dict[str, str] = {}
+    owners: dict[str, list[str]] = {}
+    for kind in METHODS.values():
+        for name in names(kind):
+            owners.setdefault(name, []).append(kind.title)
+    for name, titles in owners.items():
+        found[name] = f"a setting of {', '.join(titles)}, not of {title}"
+    found |= dict.fromkeys(names(*RUN), "a setting of coterie.run, not of a method")
+    found |= dict.fromkeys(names(Execution), "a setting of Execution: give it as backend=coterie.Execution(...)")
+    found |= dict.fromkeys(names(DataSettings), "a data setting: give it to coterie.load_clients")
+    return found

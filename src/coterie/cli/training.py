@@ -1,0 +1,212 @@
+"""Runs of a command: every method with every seed, in folders, with progress and tables."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coterie.cli.flags import given, model_args
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from coterie.analysis.comparison import Comparison
+    from coterie.api.comparing import Entrant
+    from coterie.api.result import Result
+    from coterie.federation import Ended, Round
+
+
+def train_all(chosen: argparse.Namespace, methods: Sequence[str], seeds: int, begun: Path | None = None) -> None:
+    """Train every method with every seed, and print the outcomes.
+
+    begun: the folder of a comparison that was stopped; its finished runs are not run again.
+    """
+    from coterie.analysis.comparison import Comparison
+    from coterie.api import VARY, DataSettings, load_clients
+    from coterie.api import comparing as core
+    from coterie.api.comparison_folder import COMMAND, check_data, note_command, write_outcomes
+    from coterie.core.errors import CoterieError
+    from coterie.runs.disk import lock
+    from coterie.runs.stopping import Stopped
+    from coterie.runs.trackers import make_trackers
+
+    first = getattr(chosen, "seed", 0)
+    numbers = core.seeds_from(first, seeds)
+    listed = core.entrants(methods)
+    taken, against = core.trainings(listed), core.reference_of(listed, getattr(chosen, "against", None))
+    make_trackers(getattr(chosen, "track", ()))  # fail early where a package is missing
+    data = load_clients(seed=first, **given(chosen, DataSettings))
+    varies = getattr(chosen, "partition_seed", None) == VARY
+    core.check_protection(taken, getattr(chosen, "protocol", "pac"), vars(chosen))
+    base = begun or Path(getattr(chosen, "out", None) or default_folder([e.name for e in listed], data.name))
+    if begun is None and base.exists():
+        raise CoterieError(f"{base} exists already; name another folder with --out, or remove it")
+    many = len(taken) * seeds > 1
+    if begun:
+        check_data(base, data)
+    elif many:
+        note_command(base, asked(chosen), data)
+
+    shown: set[str] = set()  # first lines of runs
+
+    def data_of(seed: int) -> Any:
+        """All runs have the same data, or those of one seed do."""
+        return load_clients(seed=seed, **given(chosen, DataSettings)) if varies and seed != first else data
+
+    try:
+        with live_page(chosen) as page, lock(base / COMMAND) if many else contextlib.nullcontext():
+
+            def train(entrant: Entrant, seed: int, out: Path | None, resume: bool) -> Result:
+                assert out is not None
+                return train_one(chosen, entrant, seed, data_of(seed), out, page, resume, shown)
+
+            def folder_of(entrant: Entrant, seed: int) -> Path:
+                return base / f"{entrant.name}-seed{seed}" if many else base
+
+            found = core.train_all(taken, numbers, train, folder_of, vars(chosen))
+    except Stopped as stop:
+        more = f"; `coterie resume {base}` continues the whole comparison" if many else ""
+        raise Stopped(f"{stop}{more}", stop.signal) from None
+    table = core.as_table(found, data.name, data.clients, getattr(chosen, "run", str(base)))
+    if many:
+        write_outcomes(base, table)
+    show(chosen, table, Comparison(found.rows, data.name, data.clients, against, found.curves))
+
+
+def train_one(
+    chosen: argparse.Namespace,
+    entrant: Entrant,
+    seed: int,
+    data: Any,
+    out: Path,
+    page: Any,
+    resume: bool,
+    shown: set[str],
+) -> Result:
+    """One run in its folder. shown: first lines of runs that were printed before, which are not repeated."""
+    from coterie.api import Execution, execute, make_method
+    from coterie.api.progress import first_lines
+    from coterie.core.optimizers import Sgd
+    from coterie.federation import Ending, Safety, Settings
+    from coterie.privacy import Protection
+    from coterie.privacy.encryption import Encryption
+
+    kinds = (Sgd, Settings, Safety, Ending, Protection, Encryption, type(make_method(entrant.name)))
+    settings = {name: value for kind in kinds for name, value in given(chosen, kind).items()}
+    planned = 0
+
+    def watching(_: str, rounds: int) -> Any:
+        nonlocal planned
+        planned = rounds
+        return watched(entrant.title, rounds, seed, progress_on(chosen), page)
+
+    result = execute(
+        entrant.method,
+        data,
+        getattr(chosen, "model", None),
+        backend=Execution(**given(chosen, Execution)),
+        out=out,
+        resume=resume,
+        watching=watching,
+        show=first_lines(progress_on(chosen), shown),
+        track=getattr(chosen, "track", ()),
+        head=getattr(chosen, "head", None),
+        model_args=model_args(chosen),
+        protocol=getattr(chosen, "protocol", "pac"),
+        config={"command": {**asked(chosen), "method": entrant.name, "seed": seed, "cwd": os.getcwd()}},
+        **settings | {"seed": seed},
+    )
+    if result.ended and result.ended.told and not is_machine_readable(chosen):
+        print(f"{entrant.title} ended after round {result.ended.round} of {planned} by {in_flags(result.ended)}")
+    return result
+
+
+@contextlib.contextmanager
+def watched(title: str, rounds: int, seed: int, on: Console | None, page: Any) -> Iterator[Callable[[Round], None]]:
+    """Progress of one run, in the terminal and on the live page."""
+    from coterie.api.progress import watcher
+
+    if page:
+        page.begin(title, rounds, seed)
+    with watcher(title, rounds, on) as watch:
+
+        def note(record: Round) -> None:
+            watch(record)
+            if page:
+                page(record)
+
+        yield note
+
+
+def asked(chosen: argparse.Namespace) -> dict[str, Any]:
+    """The command, as it is kept in run folders."""
+    return {name: value for name, value in vars(chosen).items() if name != "act"}
+
+
+def is_machine_readable(chosen: argparse.Namespace) -> bool:
+    """Whether stdout has the result only."""
+    return hasattr(chosen, "json") or getattr(chosen, "format", "terminal") != "terminal"
+
+
+def progress_on(chosen: argparse.Namespace) -> Console | None:
+    """Where progress goes: stdout; stderr where stdout has tables in another format; nowhere with --json."""
+    from coterie.analysis.terminal import console
+    from coterie.api.progress import errors
+
+    if hasattr(chosen, "json"):
+        return None
+    return errors if is_machine_readable(chosen) else console
+
+
+def live_page(chosen: argparse.Namespace) -> contextlib.AbstractContextManager[Any]:
+    """The page that --watch asks for, or None."""
+    if not hasattr(chosen, "watch"):
+        return contextlib.nullcontext()
+    from coterie.report.live import LivePage
+
+    page = LivePage(chosen.watch)
+    print(f"coterie: watch it at {page.address}", file=sys.stderr, flush=True)
+    return page
+
+
+def default_folder(names: Sequence[str], data: str) -> Path:
+    return Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{'-'.join(names[:4])}-{data}"
+
+
+def in_flags(ended: Ended) -> str:
+    """Why a run ended, as the flag that asked for it."""
+    return f"--{ended.reason.replace('_', '-')}: {ended.told}"
+
+
+def in_words(method: str, privacy: Mapping[str, Any]) -> str:
+    """Such as: FedAvg: ε = 2.31 at δ = 1e-05 for one client; it covers ..."""
+    accountant = privacy.get("accountant", "renyi")  # the only one when it was not recorded
+    found = f"ε = {privacy['epsilon']:.4g} at δ = {privacy['delta']:g} for {privacy['neighbour']}"
+    missing = ", ".join(privacy["not_covered"])
+    return (
+        f"{method}: {found}, accountant: {accountant}; it covers {privacy['covers']}, and does not cover: {missing}; "
+        f"noise is {privacy['noise']}"
+    )
+
+
+def show(chosen: argparse.Namespace, table: Mapping[str, Any], comparison: Comparison) -> None:
+    """Print the outcomes as JSON, or as tables in the format that was asked for."""
+    from coterie.analysis import tables
+    from coterie.analysis.terminal import console
+
+    if hasattr(chosen, "json"):
+        print(json.dumps(table, indent=2))
+        return
+    format = getattr(chosen, "format", "terminal")
+    tables.show(comparison.text_tables(), format)
+    if format == "terminal":
+        for line in dict.fromkeys(in_words(o["method"], o["privacy"]) for o in table["outcomes"] if o["privacy"]):
+            console.print(line, soft_wrap=True, highlight=False)
+        console.print(f"Everything is in {table['folder']}", soft_wrap=True, highlight=False)

@@ -1,0 +1,185 @@
+"""Split a network into an encoder and a head.
+
+The head is, in this order: the module that the user names; the network's own `encoder` and `head`; a module of the
+network with a common name for a head; the end of an nn.Sequential; the module with parameters that runs last. Whatever
+is found is verified: on random samples head(encoder(x)) must equal network(x), also after all parameters have moved.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from coterie.core.errors import CoterieError
+
+NAMES = (
+    "head",
+    "heads",
+    "classifier",
+    "fc",
+    "output",
+    "out",
+    "logits",
+    "last_linear",
+    "score",
+)  # common names of heads
+LISTED = 30  # modules that a message names, at most
+
+
+class NetworkSplit(NamedTuple):
+    encoder: nn.Module
+    head: nn.Module
+    name: str  # of the head in the network
+
+
+def split_head(network: nn.Module, x: Tensor, expected: tuple[Tensor, Tensor], head: str | None = None) -> NetworkSplit:
+    """Encoder and head of a copy of the network. x: (B, ...) its input; expected: its `outputs`; head: a name."""
+    if isinstance(network, nn.Sequential) and len(network):
+        check_end(network[-1])
+    found = [named(network, head)] if head is not None else candidates(network, x)
+    moved = outputs(shaken(network), x)
+    spare = None  # a head that is given more than a vector for each sample: the last layer inside it may fit
+    for parts in found:
+        if not any(True for _ in parts.head.parameters()):
+            if head is not None:
+                raise CoterieError(f"'{head}' cannot be the head, it has no parameters; {choice(network)}")
+            continue
+        if fits(parts, x, expected) and fits(shaken_parts(parts), x, moved):
+            check_ties(parts)
+            if head is not None or is_vector(parts.encoder, x):
+                return parts
+            spare = spare or parts
+    if spare:
+        return spare
+    if head is not None:
+        raise CoterieError(
+            f"'{head}' cannot be the head: it is not the last module that runs, head(encoder(x)) differs from "
+            f"network(x); {choice(network)}"
+        )
+    raise CoterieError(
+        f"no head was found: no module with parameters runs last, so that head(encoder(x)) equals network(x); name the "
+        f"head with head=... or --head, or wrap the network in nn.Sequential(encoder, head). {choice(network)}"
+    )
+
+
+def candidates(network: nn.Module, x: Tensor) -> Iterator[NetworkSplit]:
+    copied = copy.deepcopy(network)
+    children = {n: m for n, m in copied._modules.items() if m is not None}  # one that is used twice, twice
+    if {"encoder", "head"} == set(children):
+        yield NetworkSplit(children["encoder"], children["head"], "head")
+    for name in NAMES:
+        if name in children and has_parameters(children[name]):
+            yield named(network, name)
+    if isinstance(network, nn.Sequential) and type(network).forward is nn.Sequential.forward:
+        yield from chain_end(children)
+    last = last_to_run(network, x)
+    if last:
+        yield named(network, last)
+
+
+def chain_end(chain: dict[str, nn.Module]) -> Iterator[NetworkSplit]:
+    """The last layer with parameters, and the layers without parameters after it."""
+    layers = list(chain.items())
+    places = [at for at, (_, layer) in enumerate(layers) if has_parameters(layer)]
+    if not places or places[-1] == 0:
+        return
+    at = places[-1]
+    below, top = OrderedDict(layers[:at]), OrderedDict(layers[at:])
+    name, layer = layers[at]
+    yield NetworkSplit(nn.Sequential(below), layer if len(top) == 1 else nn.Sequential(top), name)
+
+
+def named(network: nn.Module, name: str) -> NetworkSplit:
+    network = copy.deepcopy(network)
+    try:
+        found = network.get_submodule(name)
+    except AttributeError:
+        raise CoterieError(f"the network has no module '{name}' to be its head; {choice(network)}") from None
+    owner, _, last = name.rpartition(".")
+    setattr(network.get_submodule(owner), last, nn.Identity())
+    return NetworkSplit(network, found, name)
+
+
+def last_to_run(network: nn.Module, x: Tensor) -> str | None:
+    """Name of the module with parameters of its own that runs last."""
+    trial, ran = copy.deepcopy(network).eval(), list[str]()
+    for name, module in trial.named_modules():
+        if name and any(True for _ in module.parameters(recurse=False)):
+            module.register_forward_hook(lambda *_, name=name: ran.append(name))
+    with torch.no_grad():
+        trial(x)
+    return ran[-1] if ran else None
+
+
+def fits(parts: NetworkSplit, x: Tensor, expected: tuple[Tensor, Tensor]) -> bool:
+    """Whether head(encoder(x)) equals the network's output, in evaluation and in training."""
+    try:
+        return all(map(equal, outputs(nn.Sequential(parts.encoder, parts.head), x), expected))
+    except Exception:  # a network without its head may fail in any way
+        return False
+
+
+def is_vector(encoder: nn.Module, x: Tensor) -> bool:
+    """Whether the head is given a vector for each sample."""
+    return outputs(encoder, x)[0].ndim == 2
+
+
+def shaken(module: nn.Module) -> nn.Module:
+    """A copy with every parameter moved: a scale that starts at 1 or an adapter that starts at 0 takes effect."""
+    copied = copy.deepcopy(module)
+    with torch.no_grad():
+        for p in copied.parameters():
+            if p.is_floating_point():
+                p.add_(torch.arange(p.numel(), device=p.device).cos().view(p.shape).to(p.dtype), alpha=0.05)
+    return copied
+
+
+def shaken_parts(parts: NetworkSplit) -> NetworkSplit:
+    both = nn.ModuleList([parts.encoder, parts.head])  # together, so that tied weights stay tied
+    encoder, head = shaken(both).children()
+    return NetworkSplit(encoder, head, parts.name)
+
+
+def equal(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=1e-6, equal_nan=True)
+
+
+def outputs(network: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs of a copy in evaluation and in training mode, with the same random numbers for dropout each time."""
+    trial = copy.deepcopy(network)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        tested = trial.eval()(x)
+        torch.default_generator.manual_seed(0)
+        return tested, trial.train()(x)
+
+
+def check_end(last: nn.Module) -> None:
+    if isinstance(last, nn.Softmax | nn.Softmax2d):
+        raise CoterieError("the network ends in Softmax, but the loss takes logits: remove this last layer")
+
+
+def check_ties(parts: NetworkSplit) -> None:
+    below = {id(p): name for name, p in parts.encoder.named_parameters() if p.requires_grad}
+    for name, p in parts.head.named_parameters():
+        if id(p) in below:
+            raise CoterieError(
+                f"the head's '{name}' and the encoder's '{below[id(p)]}' are one parameter; tied weights cannot be "
+                "trained here, since encoder and head travel separately: untie or freeze them"
+            )
+
+
+def has_parameters(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters())
+
+
+def choice(network: nn.Module) -> str:
+    """The modules that can be a head, as text for a message."""
+    names = [name for name, module in network.named_modules() if name and has_parameters(module)]
+    more = f", and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return f"modules with parameters: {', '.join(names[:LISTED]) or 'none'}{more}"

@@ -1,1 +1,0 @@
-"""Triton kernels, a file for each kind of layer. They are imported where they run: on GPUs, and by tests."""

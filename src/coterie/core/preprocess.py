@@ -1,0 +1,52 @@
+"""Prepare raw samples inside the model, so that predictions take raw samples."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from coterie.core.data import MISSING, VALUE, Transform, is_pixels
+
+
+class Preprocess(nn.Module):
+    """Scale pixels to 0..1, fill missing values, one-hot encode categories, standardize channels; keep tokens."""
+
+    mean: Tensor  # (C,) of the prepared channels; empty: not standardized
+    std: Tensor  # (C,)
+    fill: Tensor  # (F,) replaces missing values of a column
+    column: Tensor  # (E,) the source column of each input; empty: samples are used as they are
+    kind: Tensor  # (E,) VALUE, MISSING, or the code of a category
+
+    def __init__(self, transform: Transform, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.axis = transform.axis
+        self.channels_last = True  # whether images keep this memory format; False for networks that call .view
+        self.register_buffer("mean", torch.tensor(transform.mean, dtype=dtype))
+        self.register_buffer("std", torch.tensor(transform.std, dtype=dtype))
+        fills = [math.nan if column.fill is None else column.fill for column in transform.columns]
+        inputs = [(at, kind) for at, column in enumerate(transform.columns) for kind in column.inputs]
+        plain = all(column.plain for column in transform.columns)
+        self.register_buffer("fill", torch.tensor([] if plain else fills, dtype=dtype))
+        self.register_buffer("column", torch.tensor([] if plain else [at for at, _ in inputs], dtype=torch.int64))
+        self.register_buffer("kind", torch.tensor([] if plain else [kind for _, kind in inputs], dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, ...) raw -> (B, ...) prepared."""
+        unit = 255 if is_pixels(tuple(x.shape[1:]), x.dtype) else 1
+        if self.column.numel():
+            x = self.expand(x.to(self.mean.dtype))
+        if not (self.mean.numel() or x.is_floating_point() or unit != 1):
+            return x  # tokens
+        x = x.movedim(1 + self.axis, -1).to(self.mean.dtype)  # keeps the channels-last memory format
+        x = (x - unit * self.mean) / (unit * self.std) if self.mean.numel() else x / unit
+        x = x.movedim(-1, 1 + self.axis)
+        return x if self.channels_last else x.contiguous()
+
+    def expand(self, x: Tensor) -> Tensor:
+        """(B, F) with NaN where a value is missing -> (B, E)."""
+        gap = x.isnan()
+        value = torch.where(gap, self.fill, x)[:, self.column]
+        made = torch.where(self.kind == MISSING, gap[:, self.column].to(x.dtype), (value == self.kind).to(x.dtype))
+        return torch.where(self.kind == VALUE, value, made)

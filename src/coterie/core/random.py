@@ -1,0 +1,76 @@
+"""All randomness, as data: a counter-based hash of (seed, round, client, epoch, sample).
+
+Nothing here has a state, so looped, stacked and remote clients draw the same numbers, and a resumed run continues with
+the numbers it would have drawn. The hash is the finalizer of splitmix64 on int64 tensors. It is invertible and
+not cryptographic: what must be secret, such as noise for privacy, comes from privacy/noise.py.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
+_MIX1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
+_MIX2 = -7723592293110705685  # 0x94D049BB133111EB
+
+# Purposes of draws; different purposes draw different numbers.
+PARTICIPANTS, SHUFFLE, AUGMENT, DROPOUT, SPLIT, REBALANCE, EXPLORE, NEWCOMERS, NOISE, DRAW = range(10)
+
+
+def scramble(x: Tensor) -> Tensor:
+    """A bijection of int64 with well-mixed bits."""
+    x = (x ^ _shift(x, 30)) * _MIX1
+    x = (x ^ _shift(x, 27)) * _MIX2
+    return x ^ _shift(x, 31)
+
+
+def _shift(x: Tensor, by: int) -> Tensor:
+    return (x >> by) & ((1 << (64 - by)) - 1)  # a logical shift: torch's is arithmetic
+
+
+def fold(key: Tensor, *numbers: Tensor | int) -> Tensor:
+    """The key of a narrower context: fold(seed, round), fold(that, client), ..."""
+    for number in numbers:
+        step = number * _GOLDEN + _GOLDEN
+        key = scramble(key + (step if isinstance(step, Tensor) else _wrap(step)))
+    return key
+
+
+def _wrap(x: int) -> int:
+    return (x + (1 << 63)) % (1 << 64) - (1 << 63)  # as int64 arithmetic would
+
+
+def seed_key(seed: int) -> Tensor:
+    return scramble(torch.tensor(_wrap(seed), dtype=torch.int64))
+
+
+def bits(key: Tensor, samples: Tensor) -> Tensor:
+    """63 random bits for each sample number, as non-negative int64."""
+    return fold(key, samples) & ((1 << 63) - 1)
+
+
+def normal(key: Tensor, like: Tensor) -> Tensor:
+    """Independent standard normal numbers in the shape of a tensor (Box-Muller)."""
+    pairs = (like.numel() + 1) // 2
+    draws = bits(key, torch.arange(2 * pairs, device=key.device)) >> 10
+    uniform = (draws.double() + 0.5) * 2.0**-53  # in (0, 1)
+    radius, angle = (-2 * uniform[:pairs].log()).sqrt(), 2 * math.pi * uniform[pairs:]
+    drawn = torch.cat([radius * angle.cos(), radius * angle.sin()])
+    return drawn[: like.numel()].view(like.shape).to(like.dtype)
+
+
+def shuffle(key: Tensor, n: int, real: Tensor | None = None) -> Tensor:
+    """(n,) a random order of n samples; the real ones first, in the order they would have without padding."""
+    draws = bits(key, torch.arange(n, device=key.device))
+    if real is not None:
+        draws = torch.where(real, draws, torch.iinfo(torch.int64).max)
+    return torch.argsort(draws)
+
+
+def participants(seed: int, round: int, clients: int, joining: int) -> Tensor:
+    """(joining,) sorted ids of the clients of a round, drawn without replacement."""
+    key = fold(seed_key(seed), PARTICIPANTS, round)
+    return shuffle(key, clients)[:joining].sort().values

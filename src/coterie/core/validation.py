@@ -1,0 +1,142 @@
+"""The validator of plain data: YAML recipes, options, config.json, messages. Errors name the key."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import types
+import typing
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
+from typing import Any, NamedTuple
+
+from coterie.core.errors import CoterieError, unknown
+
+WORDS: dict[Any, str] = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a text"}
+WORDS |= {dict: "a mapping", list: "a list", tuple: "a list"}
+MOST_LETTERS = 2**18  # of a YAML file
+ALIKE = 0.7  # similarity from which an unknown key is taken for a misspelled missing one
+
+
+def load_yaml(text: str) -> Any:
+    try:
+        import yaml
+    except ImportError:
+        raise CoterieError("recipes need PyYAML: pip install pyyaml") from None
+
+    class Loader(yaml.SafeLoader):
+        """Refuses duplicate keys, and aliases: aliases of aliases grow exponentially."""
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                raise CoterieError("aliases (*name) are not supported")
+            return super().compose_node(parent, index)
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            counts = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+            for name, count in counts.most_common(1):
+                if count > 1:
+                    raise CoterieError(f"'{name}' is there twice, line {node.start_mark.line + 1}")
+            return super().construct_mapping(node, deep)
+
+    if len(text) > MOST_LETTERS:
+        raise CoterieError(f"{len(text):,} characters; at most {MOST_LETTERS:,} are read")
+    try:
+        return yaml.load(text, Loader)  # noqa: S506 - it is a SafeLoader
+    except RecursionError:
+        raise CoterieError("not YAML that can be read: it is nested too deeply") from None
+    except (ValueError, OverflowError) as error:  # a date or number that does not exist
+        raise CoterieError(f"not YAML: {error}") from None
+    except yaml.YAMLError as error:
+        line = getattr(getattr(error, "problem_mark", None), "line", None)
+        where = "" if line is None else f", line {line + 1}"
+        raise CoterieError(f"not YAML{where}: {getattr(error, 'problem', None) or error}") from None
+
+
+class Limits(NamedTuple):
+    """Bounds for messages from outside. Numbers stay as they were sent: signatures cover their text."""
+
+    items: int  # of a list
+    letters: int  # of a text, which must be printable
+    number: float  # magnitude
+
+
+class MappingReader:
+    """A mapping from which keys are taken one by one; `close` raises for keys that are left."""
+
+    def __init__(self, where: str, content: Any) -> None:
+        if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+            raise CoterieError(f"{where or 'the file'}: must be a mapping of names to values, not {content!r:.60}")
+        self.where, self.left = where, dict(content)
+        self.known: list[str] = []
+
+    def take(self, key: str, kind: Any, default: Any = ...) -> Any:
+        self.known.append(key)
+        if key in self.left:
+            return fitting(f"{self.where}{key}", self.left.pop(key), kind)
+        if default is ...:
+            for meant in difflib.get_close_matches(key, self.left, n=1, cutoff=ALIKE):
+                raise unknown(f"key {self.where}".strip(), meant, [key])
+            raise CoterieError(f"{self.where}{key} is missing")
+        return default
+
+    def name(self, key: str, known: Iterable[str], default: Any = ...) -> Any:
+        """The value of a key, which must be one of the known ones."""
+        value = self.take(key, str, default)
+        if value not in known and value is not default:
+            raise unknown(f"{self.where}{key}", value, known)
+        return value
+
+    def close(self) -> None:
+        for key in self.left:
+            raise unknown(f"key {self.where}".strip(), key, self.known)
+
+
+def fitting(where: str, value: Any, kind: Any, limits: Limits | None = None) -> Any:
+    """Plain data as a value of a type: scalars, unions, lists as tuples, mappings as dataclasses; or CoterieError."""
+    if is_dataclass(kind):
+        return from_mapping(where, value, kind, limits)
+    if isinstance(kind, types.UnionType):
+        if value is None and type(None) in typing.get_args(kind):
+            return None
+        if str in typing.get_args(kind) and isinstance(value, str):
+            return fitting(where, value, str, limits)
+        kind = next(k for k in typing.get_args(kind) if k is not type(None))
+    if limits and isinstance(value, list) and len(value) > limits.items:
+        raise CoterieError(f"{where} has {len(value):,} items; at most {limits.items:,} are accepted")
+    origin = typing.get_origin(kind) or kind
+    if origin is tuple and isinstance(value, list):
+        inner = typing.get_args(kind)
+        if inner[-1] is Ellipsis:
+            inner = inner[:1] * len(value)
+        if len(inner) == len(value):
+            pairs = enumerate(zip(value, inner, strict=True))
+            return tuple(fitting(f"{where}[{i}]", part, k, limits) for i, (part, k) in pairs)
+    elif kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if abs(value) < math.inf and (isinstance(value, float) or value.bit_length() < 1024):
+            return within(where, value, limits) if limits else float(value)
+    elif isinstance(origin, type) and isinstance(value, origin) and not (kind is int and isinstance(value, bool)):
+        return within(where, value, limits) if limits else value
+    hint = " (YAML takes 5e-4 for a text: write 0.0005)" if kind is float and isinstance(value, str) else ""
+    raise CoterieError(f"{where} is {value!r:.60}: it must be {WORDS.get(origin, kind)}{hint}")
+
+
+def from_mapping(where: str, value: Any, kind: Any, limits: Limits | None) -> Any:
+    """A dataclass from a mapping with exactly its fields."""
+    hints, names = typing.get_type_hints(kind), {f.name for f in fields(kind)}
+    if not isinstance(value, dict):
+        raise CoterieError(f"{where} is {value!r:.60}: it must be a mapping")
+    for what, found in (("is missing", names - value.keys()), ("is unknown", value.keys() - names)):
+        if found:
+            raise CoterieError(f"{where}.{min(map(str, found))!r:.60} {what}")
+    return kind(**{name: fitting(f"{where}.{name}", part, hints[name], limits) for name, part in value.items()})
+
+
+def within(where: str, value: Any, limits: Limits) -> Any:
+    """A scalar, if it is within the limits."""
+    if isinstance(value, str) and (len(value) > limits.letters or not value.isprintable()):
+        raise CoterieError(f"{where} is longer than {limits.letters:,} characters, or not printable")
+    if isinstance(value, int | float) and not -limits.number <= value <= limits.number:
+        raise CoterieError(f"{where} is too large")
+    return value

@@ -1,0 +1,3 @@
+"""The version of the package; pyproject.toml reads it from here."""
+
+VERSION = "2.0.0.dev0"

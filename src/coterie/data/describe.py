@@ -1,0 +1,75 @@
+"""What was understood of the input, in words: the same for `data check`, the first lines of a run and config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from coterie.core.data import Column, FederatedData, Transform, is_pixels
+
+SHOWN = 12  # names in a line
+FEW = 3  # channels whose statistics are shown
+
+
+def describe_input(data: FederatedData) -> list[str]:
+    """What a sample is, and what becomes of it before the network: one line for each thing done."""
+    settings = data.partition.settings if data.partition is not None else {}
+    told = settings.get("reading", [])
+    return [*input_lines(data.shape, data.train.x.dtype, data.transform), *map(str, told)]
+
+
+def input_lines(shape: tuple[int, ...], dtype: torch.dtype, transform: Transform) -> list[str]:
+    size, kind = " x ".join(map(str, shape)), str(dtype).removeprefix("torch.")
+    if transform.columns:
+        lines = table_lines(transform.columns, kind)
+    elif is_pixels(shape, dtype):
+        lines = [f"samples: images of {size} bytes, scaled from 0..255 to 0..1"]
+    elif dtype.is_floating_point:
+        lines = [f"samples: {size} numbers ({kind}), used as they are"]
+    else:
+        lines = [f"samples: {size} integers ({kind}), given to the network as integers (tokens), not scaled"]
+    if transform.mean:
+        channels = (
+            "inputs" if transform.columns else "columns" if len(shape) == 1 else f"channels of axis {transform.axis}"
+        )
+        few = len(transform.mean) <= FEW
+        by = (
+            f"mean {numbers(transform.mean)}, deviation {numbers(transform.std)}"
+            if few
+            else "each by its own mean and deviation"
+        )
+        lines.append(f"standardized: {len(transform.mean)} {channels}, {by}")
+    return lines
+
+
+def numbers(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
+
+
+def table_lines(columns: Sequence[Column], kind: str) -> list[str]:
+    lines = [f"samples: {len(columns)} columns ({kind}): {some([column.name for column in columns])}"]
+    texts = [column for column in columns if column.categories]
+    if texts:
+        told = [f"{column.name} ({some(column.categories, 6)})" for column in texts]
+        lines.append(f"one input per category: {some(told, 6)}")
+    filled = [column for column in columns if column.fill is not None]
+    if filled:
+        lines.append(f"missing values become: {some([f'{column.name} {fill(column)}' for column in filled])}")
+    marked = [column.name for column in columns if column.indicator]
+    if marked:
+        lines.append(f"one more input says that a value is missing: {some(marked)}")
+    inputs = sum(len(column.inputs) for column in columns)
+    if inputs != len(columns):
+        lines.append(f"inputs of the network: {inputs}")
+    return lines
+
+
+def fill(column: Column) -> str:
+    assert column.fill is not None
+    return column.categories[int(column.fill)] if column.categories else f"{column.fill:g}"
+
+
+def some(names: Sequence[str], most: int = SHOWN) -> str:
+    more = f", ... ({len(names)} in all)" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -1,0 +1,184 @@
+"""A table read by the names of columns that are known already: those that a model was trained with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie.core.data import Column
+from coterie.core.errors import CoterieError, unknown
+from coterie.data.user.arrow_columns import parquet_names, read_parquet
+from coterie.data.user.bounds import Unusable
+from coterie.data.user.columnar import frame_of_columns, names_of_columns
+from coterie.data.user.csv_files import csv_lines, csv_names, read_csv
+from coterie.data.user.frames import NOTHING, Columns, Frame, number
+from coterie.data.user.reading import LABELS, Array, Notes
+from coterie.data.user.tables import KINDS, is_csv
+
+Asked = tuple[str | None, str | None]  # columns of the label and of the group that the user names
+
+
+class Table(NamedTuple):
+    """Raw samples in the order and coding of the columns that were asked for."""
+
+    x: Tensor  # (n, F) float32; NaN: missing; of text: the position among the categories
+    labels: Array | None  # (n,) whole numbers or text as in the table, where it has a label column
+    by_position: bool  # whether the file had no header, so that its columns were taken by position
+    place: Callable[[int], str]  # file and line of a row
+    groups: Array | None = None  # (n,) names, where a group column was asked for
+
+
+def read_table_by(
+    columns: Sequence[Column],
+    source: str | os.PathLike[str] | Any,
+    *,
+    label_column: str | None = None,
+    group_column: str | None = None,
+    ignored: Collection[str] = (),
+) -> Table:
+    """Read a CSV or Parquet file, a pandas DataFrame or a dictionary of columns, by the names of its columns.
+
+    columns: those of `Transform.columns`. A column that is missing, unknown or there twice, a category that training
+    did not have, text among numbers, and a missing value in a column without a fill are refused by name. A CSV file
+    without a header is taken by position if its width fits; `by_position` says so.
+    label_column: the column with the label; default: the one with a usual name, if any. group_column: says which rows
+    belong together. ignored: columns that may be there and are not used, such as the client's.
+    """
+    notes = Notes()
+    where = str(source) if isinstance(source, (str, os.PathLike)) else "the table"
+    try:
+        frame, by_position = _read(columns, source, where, (label_column, group_column), ignored, notes)
+    except Unusable as error:
+        raise CoterieError(f"{where}: {error}") from None
+    x = in_coding(columns, frame)
+    if notes.errors:
+        raise CoterieError("; ".join(map(str, notes.errors)))
+    if not len(x):
+        raise CoterieError(f"{where}: there are no rows in it")
+    return Table(torch.from_numpy(x), frame.y, by_position, frame.place, frame.group)
+
+
+def _read(
+    columns: Sequence[Column], source: Any, where: str, asked: Asked, ignored: Collection[str], notes: Notes
+) -> tuple[Frame, bool]:
+    names = tuple(column.name for column in columns)
+    if not isinstance(source, (str, os.PathLike)):
+        given = names_of_columns(source, where)
+        return frame_of_columns(source, wanted(names, given, asked, ignored, where), notes, where), False
+    path = Path(os.path.expanduser(source))
+    if not path.is_file():
+        raise CoterieError(f"{path}: no such file")
+    if path.suffix.lower() not in KINDS:
+        raise CoterieError(f"{path}: a table must be a {' or '.join(KINDS)} file")
+    notes.need(path.stat().st_size, path)
+    if not is_csv(path):
+        return read_parquet(path, wanted(names, parquet_names(path), asked, ignored, where), notes), False
+    text = [i for i, column in enumerate(columns) if column.categories]
+    first = next(csv_lines(path))[1]
+    header = bool({*first} & {*names})  # also where the names are numbers
+    if not header and len(first) == len(columns) and all(map(fits, first, columns)):
+        return read_csv(path, Columns(None, None, names), notes, text, header=names), True
+    if not header and all(cell and number(cell) is not None for cell in first):
+        width = f"{len(first)} columns instead of {len(columns)}"
+        found = width if len(first) != len(columns) else "values that do not fit the columns"
+        raise CoterieError(f"{path}: no header, and {found}: {', '.join(names[:30])}")
+    return read_csv(path, wanted(names, csv_names(path, names), asked, ignored, where), notes, text), False
+
+
+def wanted(names: tuple[str, ...], given: Sequence[str], asked: Asked, ignored: Collection[str], where: str) -> Columns:
+    """The columns to read, of those that are given."""
+    label, group = asked
+    for what, name in (("label column", label), ("group column", group)):
+        if name is not None and name not in given:
+            raise CoterieError(f"{where}: {unknown(what, name, given)}")
+    usual = [name for name in given if name not in (*names, *ignored, group) and name.lower() in LABELS]
+    label = label or (usual[0] if len(usual) == 1 else None)
+    lacks = [name for name in names if name not in given]
+    more = [name for name in given if name not in (*names, label, group, *ignored)]
+    if lacks or more:
+        told = [
+            f"{shown(which)} {word} {where}" for word, which in (("missing in", lacks), ("unknown in", more)) if which
+        ]
+        hint = "" if lacks else "; --drop-column leaves columns out, --label-column names the label"
+        problem = "; ".join(told)
+        raise CoterieError(f"{problem[0].upper()}{problem[1:]} (expected: {', '.join(names[:30])}){hint}")
+    return Columns(label, None, names, group)
+
+
+def shown(names: Sequence[str], most: int = 10) -> str:
+    """Column 'a' is, or columns 'a', 'b' are."""
+    listed = ", ".join(f"'{name}'" for name in names[:most]) + (", ..." if len(names) > most else "")
+    return f"column {listed} is" if len(names) == 1 else f"columns {listed} are"
+
+
+def fits(cell: str, column: Column) -> bool:
+    """Whether a cell of the first line is a value of this column."""
+    if column.categories:
+        return cell in column.categories or cell.lower() in NOTHING
+    return number(cell) is not None
+
+
+def in_coding(columns: Sequence[Column], frame: Frame) -> Array:
+    """(n, F) with the positions of categories, or an error that names column and value."""
+    x = frame.x.copy()
+    for i, column in enumerate(columns):
+        values = x[:, i]
+        gaps = np.isnan(values)
+        if gaps.any() and column.fill is None:
+            row = int(np.flatnonzero(gaps)[0])
+            raise CoterieError(
+                f"{frame.place(row)}: column '{column.name}' has no value, and this model was trained without missing "
+                "values; fill it in, or train with --missing median"
+            )
+        if not np.isfinite(values[~gaps]).all():
+            row = int(np.flatnonzero(np.isinf(values))[0])
+            raise CoterieError(f"{frame.place(row)}: column '{column.name}' holds an infinite value")
+        found = frame.texts.get(i)
+        if found is None and column.categories and not gaps.all():
+            found, values = numbers_as_text(values, gaps)
+        if found is None:
+            continue
+        if found and not column.categories:
+            row = first_text(frame, i, found)
+            text = found[int(frame.x[row, i])]
+            raise CoterieError(f"{frame.place(row)}: column '{column.name}' holds numbers, not {text[:30]!r}")
+        x[:, i] = coded(column, found, values, frame.place)
+    return x
+
+
+def first_text(frame: Frame, column: int, found: Sequence[str]) -> int:
+    """The first row with a text that is not a number."""
+    texts = [at for at, value in enumerate(found) if number(value) is None]
+    return int(np.flatnonzero(np.isin(frame.x[:, column], texts))[0])
+
+
+def numbers_as_text(values: Array, gaps: Array) -> tuple[list[str], Array]:
+    """Numbers of a column of categories, such as 3 for '3'."""
+    distinct, at = np.unique(values[~gaps], return_inverse=True)
+    codes = np.full(len(values), np.nan, np.float32)
+    codes[~gaps] = at.reshape(-1)
+    return [f"{value:g}" for value in distinct], codes
+
+
+def coded(column: Column, found: Sequence[str], values: Array, place: Callable[[int], str]) -> Array:
+    position: dict[str, float] = {name: i for i, name in enumerate(column.categories)}
+    table = np.array([position.get(text, position.get(shortest(text), -1)) for text in found] or [0], np.float32)
+    gaps = np.isnan(values)
+    made = np.where(gaps, np.nan, table[np.where(gaps, 0, values).astype(np.int64)])
+    if (made == -1).any():
+        row = int(np.flatnonzero(made == -1)[0])
+        text = found[int(values[row])]
+        raise CoterieError(f"{place(row)}: {unknown(f'category of column {column.name!r}', text, column.categories)}")
+    return made
+
+
+def shortest(text: str) -> str:
+    """A number in its shortest form, such as 3 for 3.0; other text as it is."""
+    value = number(text)
+    return text if value is None else f"{value:g}"

@@ -1,0 +1,168 @@
+"""What was understood of data of one's own, and what is wrong with it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from coterie.core.data import Transform
+from coterie.core.printable import printable
+from coterie.data.describe import input_lines, some
+from coterie.data.statistics import fitted
+from coterie.data.user.leaks import look_for_leaks
+from coterie.data.user.pooled import Pooled
+from coterie.data.user.read import located, pooled_at
+from coterie.data.user.reading import Array, Notes, Problem, Reading
+from coterie.data.user.split import digests
+
+FAR = 20.0  # a value that no network expects
+SHADES = " .:-=+*#%@"  # from no sample to most
+WIDTH, HEIGHT = 60, 20  # classes and clients that a picture shows
+
+
+@dataclass(frozen=True)
+class Report:
+    path: str
+    form: str
+    clients: tuple[str, ...]
+    classes: tuple[str, ...]
+    shape: tuple[int, ...]  # of one sample
+    dtype: str
+    low: float
+    high: float
+    train: int
+    test: int
+    split: str  # how training and test samples were told apart
+    columns: tuple[str, ...]  # of a table
+    input: tuple[str, ...]  # what a sample is, and what is done to it, in words
+    counts: Array  # (m, K) samples of each class on each client, train and test together
+    problems: list[Problem]
+
+    @property
+    def fine(self) -> bool:
+        return not any(problem.stops for problem in self.problems)
+
+    def as_json(self) -> dict[str, Any]:
+        values = {k: v for k, v in vars(self).items() if k not in ("counts", "problems")}
+        return {
+            **values,
+            "fine": self.fine,
+            "counts": self.counts.tolist(),
+            "problems": [asdict(problem) for problem in self.problems],
+        }
+
+
+def check(path: str | os.PathLike[str], reading: Reading | None = None) -> Report:
+    """Reads everything. Data that cannot be read at all are a CoterieError."""
+    reading, notes = reading or Reading(), Notes()
+    pooled = pooled_at(located(path), reading, notes)
+    repeated(pooled, notes)
+    look_for_leaks(pooled, notes)
+    known = pooled.y >= 0
+    counts = np.zeros((len(pooled.clients), len(pooled.classes)), np.int64)
+    np.add.at(counts, (pooled.owner[known], pooled.y[known]), 1)
+    low, high = value_range(pooled.x)
+    if pooled.x.dtype.kind == "f" and max(-low, high) > FAR:
+        notes.worth_knowing("values far from 0 are hard to learn from; train with --normalise auto", f"up to {high:g}")
+    return Report(
+        path=str(path),
+        form=pooled.form,
+        clients=pooled.clients,
+        classes=pooled.classes,
+        shape=pooled.x.shape[1:],
+        dtype=str(pooled.x.dtype),
+        low=low,
+        high=high,
+        train=int((~pooled.test).sum()),
+        test=int(pooled.test.sum()),
+        split=split_in_words(pooled, reading),
+        columns=tuple(column.name for column in pooled.columns),
+        input=understood(pooled, reading),
+        counts=counts,
+        problems=sorted(notes.problems.values(), key=lambda problem: not problem.stops),
+    )
+
+
+def understood(pooled: Pooled, reading: Reading) -> tuple[str, ...]:
+    """As a training with these settings describes it, where the data allow one."""
+    transform = Transform(columns=pooled.columns)
+    train = pooled.x[~pooled.test]
+    if reading.missing == "median" and pooled.columns and len(train) and pooled.x.dtype.kind == "f":
+        x = torch.from_numpy(train)
+        there = [column for at, column in enumerate(pooled.columns) if not x[:, at].isnan().all()]
+        if len(there) == len(pooled.columns):
+            made = tuple(fitted(column, x[:, at]) for at, column in enumerate(pooled.columns))
+            transform = replace(transform, columns=made)
+    kind = torch.from_numpy(pooled.x[:0]).dtype
+    return (*input_lines(pooled.x.shape[1:], kind, transform), *pooled.done)
+
+
+def split_in_words(pooled: Pooled, reading: Reading) -> str:
+    if not pooled.divided:
+        return "by the data's own split"
+    whole = ", whole groups" if pooled.group is not None else ""
+    return f"set aside at random by client and class{whole}, seed {reading.split_seed}"
+
+
+def value_range(x: Array) -> tuple[float, float]:
+    """Of the finite values."""
+    fine = x if x.dtype.kind != "f" else x[np.isfinite(x)]
+    return (float(fine.min()), float(fine.max())) if fine.size else (0.0, 0.0)
+
+
+def repeated(pooled: Pooled, notes: Notes) -> None:
+    """Notes test samples that are training samples too, byte for byte, of whichever client."""
+    known = digests(pooled.x)
+    train, test = np.flatnonzero(~pooled.test), np.flatnonzero(pooled.test)
+    first = {digest.tobytes(): int(i) for digest, i in zip(known[train], train, strict=True)}
+    twin = {i: at for i in test.tolist() if (at := first.get(known[i].tobytes())) is not None}
+    stops = not pooled.divided  # a split made here keeps copies on one client together, unless groups do
+    rows = np.array(list(twin), np.int64)
+    notes.wrong_at("in training and in test", rows, lambda i: f"{pooled.place(i)} is {pooled.place(twin[i])}", stops)
+
+
+def lines(report: Report) -> list[str]:
+    """The report for people, on one screen."""
+    samples = f"{report.train + report.test:,} samples"
+    sides = f"{report.train:,} to train, {report.test:,} to test"
+    totals = report.counts.sum(0).tolist()
+    classes = [f"{name} {total:,}" for name, total in zip(report.classes, totals, strict=True)]
+    text = [
+        f"{report.path}: {report.form}",
+        f"  {len(report.clients):,} clients, {samples}: {sides} ({report.split})",
+        f"  {len(report.classes):,} classes: {some(classes)}",
+        *(f"  {line}" for line in report.input),
+        f"  values: {report.low:g} to {report.high:g}",
+        "",
+        *picture(report),
+        "",
+        *(line for problem in report.problems for line in told(problem)),
+        "Nothing is wrong." if report.fine else "Fix what is marked with ! before training.",
+    ]
+    return [printable(line) for line in text]
+
+
+def picture(report: Report) -> list[str]:
+    """A line for each client, a character for each class: the darker, the more samples."""
+    counts = report.counts[:HEIGHT, :WIDTH]
+    most = max(1, int(report.counts.max(initial=0)))
+    level = np.ceil(counts / most * (len(SHADES) - 1)).astype(int)
+    wide = min(30, max(len(name) for name in report.clients[:HEIGHT]))
+    rows = [
+        f"  {name[:30]:>{wide}} |{''.join(SHADES[i] for i in own)}| {int(total):,}"
+        for name, own, total in zip(report.clients, level, report.counts.sum(1), strict=False)
+    ]
+    left = len(report.clients) - HEIGHT
+    hidden = [f"  ... and {left:,} more clients"] if left > 0 else []
+    cut = f" (the first {WIDTH})" if len(report.classes) > WIDTH else ""
+    return [f"  Samples of each class{cut} on each client; {SHADES[-1]} is {most:,}:", *rows, *hidden]
+
+
+def told(problem: Problem) -> list[str]:
+    more = problem.count - len(problem.examples)
+    examples = [f"    {where}" for where in problem.examples] + [f"    and {more:,} more"] * (more > 0)
+    return [f"{'!' if problem.stops else '-'} {problem.what} ({problem.count:,})", *examples]

@@ -1,0 +1,121 @@
+"""A table in memory: columns of numbers, and columns of text as codes into a list of categories."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from coterie.core.data import Column
+from coterie.data.user.reading import Array, Notes
+
+NOTHING = {"", "na", "n/a", "nan", "null", "none", "?", "<na>"}  # how people write that a value is missing
+MOST_CATEGORIES = 100
+FEW_CATEGORIES = 10  # that are accepted in a table of any size
+MIXED = 5  # different numbers in a column with text, from which on the text is taken for a mistake
+DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
+TEXT = "text in a column of numbers; correct it, or leave the column out with --drop-column"
+FREE_TEXT = (
+    "column with too many different texts, probably an identifier or free text; leave it out with --drop-column, or "
+    "keep the rows of one identifier together with --group-column"
+)
+
+
+EXACT = 2**24  # float32 holds all whole numbers up to here
+PRECISION = (
+    f"whole numbers beyond {EXACT:,} lose digits in float32; scale them (times: hours since a start), or leave the "
+    "column out with --drop-column"
+)
+
+
+class Columns(NamedTuple):
+    """Which columns are what; the same in every file."""
+
+    label: str | None
+    client: str | None
+    features: tuple[str, ...]
+    group: str | None = None
+
+
+class Frame(NamedTuple):
+    """The rows of one table."""
+
+    x: Array  # (n, F) float32; NaN: missing; of text: the position in texts
+    texts: dict[int, list[str]]  # feature -> its different texts
+    y: Array | None  # (n,) labels
+    owners: Array | None  # (n,) names of clients
+    group: Array | None  # (n,) names of groups
+    place: Callable[[int], str]  # where a row stands
+
+
+def number(text: str) -> float | None:
+    """NaN where a value is missing, None for text."""
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan") if text.strip().lower() in NOTHING else None
+
+
+def code(text: str, known: dict[str, int]) -> float:
+    """NaN where a category is missing. 'none' is a category among texts."""
+    text = text.strip()
+    return float("nan") if text.lower() in NOTHING - {"none"} else known.setdefault(text, len(known))
+
+
+def narrow(values: Array, names: Sequence[str], where: str, notes: Notes) -> Array:
+    """Columns (n, F) as float32. Whole numbers that would become others are reported."""
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is reported as such
+        made: Array = values.astype(np.float32)
+    changed = np.isfinite(made) & (np.abs(values) > EXACT) & (values == np.trunc(values)) & (made != values)
+    for column in np.flatnonzero(changed.any(0)).tolist():
+        first = values[changed[:, column], column][0]
+        notes.wrong(PRECISION, f"{where}, column '{names[column]}': {first:.0f}")
+    return made
+
+
+def unified(frames: Sequence[Frame], names: Sequence[str], notes: Notes) -> tuple[Column, ...]:
+    """The columns of all frames, whose codes become positions in the sorted categories."""
+    text = sorted({column for frame in frames for column in frame.texts})
+    categories: dict[int, tuple[str, ...]] = {}
+    for column in text:
+        categories[column] = tuple(sorted({value for frame in frames for value in frame.texts[column]}))
+        number_of = {value: i for i, value in enumerate(categories[column])}
+        for frame in frames:
+            table = np.array([number_of[value] for value in frame.texts[column]] or [0], np.float32)
+            codes = frame.x[:, column]
+            known = ~np.isnan(codes)
+            codes[known] = table[codes[known].astype(np.int64)]
+    for column, values in categories.items():
+        check_categories(frames, column, names[column], values, notes)
+    return tuple(Column(name, categories.get(i, ())) for i, name in enumerate(names))
+
+
+def check_categories(frames: Sequence[Frame], column: int, name: str, values: tuple[str, ...], notes: Notes) -> None:
+    """Note texts that are no categories."""
+    numeric = [value for value in values if number(value) is not None]
+    commas = [value for value in values if DECIMAL_COMMA.fullmatch(value)]
+    rows = sum(len(frame.x) for frame in frames)
+    if commas:
+        where, value = first_place(frames, column, [values.index(commas[0])])
+        notes.wrong("number with a decimal comma; write a point", f"{where}, column '{name}': {values[value]!r}")
+    elif len(numeric) > MIXED:
+        words = [i for i, value in enumerate(values) if number(value) is None]
+        where, value = first_place(frames, column, words)
+        notes.wrong(TEXT, f"{where}, column '{name}': {values[value][:30]!r}")
+    elif len(values) > MOST_CATEGORIES or len(values) > max(FEW_CATEGORIES, rows / 2):
+        where, value = first_place(frames, column, list(range(len(values))))
+        told = f"{len(values):,} different texts in {rows:,} rows, such as {values[value][:30]!r} in {where}"
+        notes.wrong(FREE_TEXT, f"column '{name}': {told}")
+    if len({value.lower() for value in values}) < len(values) <= MOST_CATEGORIES:
+        notes.worth_knowing("categories that differ only in case", f"column '{name}': {', '.join(values)}")
+
+
+def first_place(frames: Sequence[Frame], column: int, codes: Sequence[int]) -> tuple[str, int]:
+    """Where one of these categories is first, and which one."""
+    for frame in frames:
+        rows = np.flatnonzero(np.isin(frame.x[:, column], codes))
+        if len(rows):
+            return frame.place(int(rows[0])), int(frame.x[rows[0], column])
+    return "", codes[0]

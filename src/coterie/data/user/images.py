@@ -1,0 +1,125 @@
+"""Folders of images: client/class/*.png, or client/train/class/*.png and client/test/class/*.png."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from coterie.core.errors import CoterieError
+from coterie.data.user.reading import OTHER_SHAPE, UNREADABLE, Array, Found, Notes, Part, Reading, entries, readable
+
+ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"}
+MOST_PIXELS = 2**26  # of one image
+
+
+class Pile(NamedTuple):
+    """A folder of one class of one client."""
+
+    client: str
+    split: str | None
+    label: str
+    files: list[Path]
+
+
+def read_image_tree(folder: Path, reading: Reading, notes: Notes) -> Found:
+    reading.refuse_columns(folder, "folders of images")
+    clients = [entry for entry in entries(folder) if entry.is_dir()]
+    piles = [pile for client in clients for pile in piles_of(client, notes)]
+    if not any(pile.files for pile in piles) or {client.name for client in clients} <= {"train", "test"}:
+        raise CoterieError(
+            f"{folder}: no images of clients. Wanted: a folder for each client, in it one for each class with its "
+            "images, or folders train and test with those of the classes in them"
+        )
+    parts: dict[tuple[str, str | None], list[tuple[Array, str, Path]]] = {}
+    with pillow() as decode:
+        first: Array | None = None
+        for pile in piles:
+            own = parts.setdefault((pile.client, pile.split), [])
+            for path in pile.files:
+                image = decoded(path, str(path), decode, notes)
+                first = image if first is None else first
+                if image is not None and same(image, first, str(path), notes):
+                    own.append((image, pile.label, path))
+    made = [_part(client, split, own) for (client, split), own in parts.items()]
+    return Found("folders of images", made)
+
+
+def piles_of(client: Path, notes: Notes) -> Iterator[Pile]:
+    inside = [entry for entry in entries(client) if entry.is_dir()]
+    splits = {entry.name: entry for entry in inside if entry.name in ("train", "test")}
+    divided = bool(splits) and len(splits) == len(inside)
+    name = readable(client.name)
+    if not inside:
+        yield Pile(name, None, "", [])
+    for split, folder in splits.items() if divided else [(None, client)]:
+        for label in (entry for entry in entries(folder) if entry.is_dir()):
+            yield Pile(name, split, readable(label.name), images_in(label, notes))
+
+
+def images_in(folder: Path, notes: Notes) -> list[Path]:
+    files = [path for path in entries(folder) if path.is_file()]
+    for path in files:
+        if path.suffix.lower() not in ENDINGS:
+            notes.worth_knowing("left out, as it is no image by its name", str(path))
+    return [path for path in files if path.suffix.lower() in ENDINGS]
+
+
+def _part(client: str, split: str | None, own: list[tuple[Array, str, Path]]) -> Part:
+    x = np.stack([image for image, _, _ in own]) if own else np.empty((0, 1), np.uint8)
+    paths = [path for _, _, path in own]
+    return Part(client, split, x, np.array([label for _, label, _ in own], dtype=str), lambda i: str(paths[i]))
+
+
+def same(image: Array, first: Array | None, where: str, notes: Notes) -> bool:
+    """Whether an image has the shape and type of the first one."""
+    if first is None or (image.shape, image.dtype) == (first.shape, first.dtype):
+        return True
+    notes.wrong(OTHER_SHAPE, f"{where}: {shaped(image)}, the first image has {shaped(first)}")
+    return False
+
+
+def shaped(image: Array) -> str:
+    return f"{' x '.join(map(str, image.shape))} {image.dtype}"
+
+
+Decode = Callable[[Any], Array]
+
+
+@contextmanager
+def pillow() -> Iterator[Decode]:
+    """What makes an array (C, H, W) of an image file: bytes, or shares of the whole where it has 16 bits."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise CoterieError("reading images needs Pillow: pip install 'coterie[images]'") from None
+
+    def decode(source: Any) -> Array:
+        with Image.open(source) as image:
+            if image.width * image.height > MOST_PIXELS:
+                raise ValueError(f"{image.width} x {image.height} pixels are too many")
+            if image.mode.startswith("I;16"):
+                return (np.asarray(image, np.float32) / 65535)[None]
+            grey = image.mode in ("1", "L", "LA", "I", "F")
+            pixels = np.asarray(image.convert("L" if grey else "RGB"))
+        return pixels[None] if grey else pixels.transpose(2, 0, 1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Pillow, about metadata and large images
+        yield decode
+
+
+def decoded(source: Path | bytes, where: str, decode: Decode, notes: Notes) -> Array | None:
+    """None where it cannot be read, which is noted."""
+    try:
+        image = decode(io.BytesIO(source) if isinstance(source, bytes) else source)
+    except Exception as error:  # a damaged image can fail in any way
+        notes.wrong(UNREADABLE, f"{where}: not an image, or a damaged one ({type(error).__name__})")
+        return None
+    notes.need(image.nbytes, Path(where))
+    return image

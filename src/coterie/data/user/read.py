@@ -1,0 +1,74 @@
+"""From a path to a dataset: which form it has, and what to do with it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+from coterie.core.errors import CoterieError
+from coterie.data.datasets import Dataset, is_known
+from coterie.data.user.arrays import is_pfllib, read_npz, read_pfllib
+from coterie.data.user.hugging_face import is_hugging_face, read_hugging_face
+from coterie.data.user.images import read_image_tree
+from coterie.data.user.pooled import Pooled, pool
+from coterie.data.user.reading import Found, Notes, Reading, entries, readable
+from coterie.data.user.tables import is_table, read_tables, table_files
+
+FORMS = (
+    "a folder with a CSV or Parquet file for each client, a folder of images for each client, an .npz with x, y and "
+    "client, one CSV or Parquet file with a column for the client, a Hugging Face dataset on disk, a folder of PFLlib"
+)
+
+
+def is_path(name: str) -> bool:
+    """Whether this is meant as a path, not as the name of a dataset."""
+    return os.sep in name or name.startswith(("~", ".")) or (not is_known(name) and os.path.exists(name))
+
+
+def read_own(path: str | os.PathLike[str], reading: Reading) -> Dataset:
+    """Data of one's own, or an error that says what is wrong with them."""
+    where, notes = located(path), Notes()
+    pooled = pooled_at(where, reading, notes)
+    if notes.errors:
+        kinds = f", and {len(notes.errors) - 1} more kinds of problems" if len(notes.errors) > 1 else ""
+        raise CoterieError(f"{notes.errors[0]}{kinds}. `coterie data check {shlex.quote(str(path))}` tells all")
+    last = where.resolve()
+    name = readable(last.name if last.is_dir() else last.stem)
+    return pooled.dataset(f"own-{name}" if is_known(name) else name or "own", reading)
+
+
+def located(path: str | os.PathLike[str]) -> Path:
+    where = Path(os.path.expanduser(path))
+    if not where.exists():
+        raise CoterieError(f"{where}: no such file or folder")
+    return where
+
+
+def pooled_at(path: Path, reading: Reading, notes: Notes) -> Pooled:
+    reading.check()
+    try:
+        found = find(path, reading, notes)
+        return pool(found, reading, notes, str(path))
+    except OSError as error:
+        raise CoterieError(f"{error.filename or path}: cannot be read ({error.strerror})") from None
+    except MemoryError:
+        raise CoterieError(f"{path}: does not fit into the memory of this machine") from None
+
+
+def find(path: Path, reading: Reading, notes: Notes) -> Found:
+    if path.is_file():
+        if path.suffix.lower() == ".npz":
+            return read_npz(path, reading, notes)
+        if is_table(path):
+            return read_tables([(path, None)], reading, notes, shared=reading.client_column != "")
+    elif path.is_dir():
+        if is_hugging_face(path):
+            return read_hugging_face(path, reading, notes)
+        if is_pfllib(path):
+            return read_pfllib(path, reading, notes)
+        if files := table_files(path):
+            return read_tables(files, reading, notes)
+        if any(entry.is_dir() for entry in entries(path)):
+            return read_image_tree(path, reading, notes)
+    raise CoterieError(f"{path}: no data that can be read. It can be {FORMS}")

@@ -1,0 +1,110 @@
+"""Training and test samples, where the data do not say which are which."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.core.data import Column
+from coterie.data.user.reading import Array, Notes, Part, Reading
+
+Mask = NDArray[np.bool_]
+
+
+def digests(x: Array) -> Array:
+    """(n,) 16 bytes for each sample (n, ...); samples are equal where these are."""
+    made = (hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in x)
+    return np.array(list(made), dtype="V16") if len(x) else np.empty(0, "V16")
+
+
+def split_parts(parts: list[Part], y: Array, group: Array | None, reading: Reading) -> tuple[Mask, bool]:
+    """(N,) which samples are for testing, and whether that was decided here."""
+    ends = np.cumsum([len(part.x) for part in parts])[:-1]
+    groups = [None] * len(parts) if group is None else np.split(group, ends)
+    tests, decided = [], dict[int, bool]()
+    for part, own, together in zip(parts, np.split(y, ends), groups, strict=True):
+        if part.split is not None:
+            tests.append(np.full(len(own), part.split == "test"))
+            continue
+        copies = digests(part.x) if together is None else together
+        classes = own if together is None else most_common(own, together)
+        chosen = choose_test(classes, copies, reading.test_share, reading.split_seed, part.client)
+        if together is not None:  # a group that another client has too stays on the side it is on there
+            for name, side in zip(together.tolist(), chosen.tolist(), strict=True):
+                decided.setdefault(name, side)
+            chosen = np.array([decided[name] for name in together.tolist()], bool)
+        tests.append(chosen)
+    return np.concatenate(tests), any(part.split is None for part in parts)
+
+
+def divided_groups(group: Array, test: Mask, place: Callable[[int], str], notes: Notes) -> None:
+    """Note groups with training and test samples, which only a split that the data bring can have."""
+    both = np.intersect1d(group[test], group[~test])
+    rows = np.array([np.flatnonzero(test & (group == name))[0] for name in both[:100]], np.int64)
+
+    def tell(i: int) -> str:
+        return f"{place(i)} and {place(int(np.flatnonzero(~test & (group == group[i]))[0]))}"
+
+    notes.wrong_at("group in training and in test", rows, tell)
+
+
+def keep_categories(
+    x: Array,
+    columns: tuple[Column, ...],
+    group: Array | None,
+    test: Mask,
+    given: Mask,
+    place: Callable[[int], str],
+    notes: Notes,
+) -> Mask:
+    """(N,) the test samples without those of a category that no training sample has: they are moved to training.
+
+    given (N,): whether the data say the split themselves; then such categories are noted.
+    """
+    test = test.copy()
+    for at, column in enumerate(columns):
+        if not column.categories:
+            continue
+        codes = x[:, at]
+        unseen = test & ~np.isnan(codes) & ~np.isin(codes, np.unique(codes[~test]))
+        moved = unseen & ~given
+        if group is not None:
+            moved = np.isin(group, group[moved]) & ~given
+        test &= ~moved
+
+        def tell(i: int, codes: Array = codes, column: Column = column) -> str:
+            return f"{place(i)}, column '{column.name}': {column.categories[int(codes[i])]!r}"
+
+        notes.wrong_at("category that no training sample has", np.flatnonzero(unseen & given), tell)
+    return test
+
+
+def choose_test(y: Array, copies: Array, share: float, seed: int, client: str) -> Mask:
+    """(n,) which samples of a client are for testing: about `share` of each class, at random, never all of them.
+
+    copies (n,): samples with the same value stay together. The draw depends on the seed and the client's name.
+    """
+    _, first, same = np.unique(copies, return_index=True, return_inverse=True)
+    draw = np.random.default_rng([seed, zlib.crc32(client.encode("utf-8", "replace"))])
+    mixed = draw.permutation(len(first))
+    order = mixed[np.argsort(y[first][mixed], kind="stable")]  # class by class, at random within
+    steps = np.floor(np.arange(len(order) + 1) * share + 0.5)
+    chosen = np.zeros(len(order), bool)
+    chosen[order] = np.diff(steps) > 0  # evenly along the order: each class within 1 of its share
+    if chosen.all():
+        chosen[:1] = False
+    return chosen[same.reshape(-1)]
+
+
+def most_common(y: Array, group: Array) -> Array:
+    """(n,) for each sample the most frequent class of its group, the smallest of several."""
+    number = np.unique(group, return_inverse=True)[1].reshape(-1)
+    pairs, counts = np.unique(np.stack([number, y]), axis=1, return_counts=True)
+    order = np.lexsort((pairs[1], -counts, pairs[0]))
+    _, first = np.unique(pairs[0][order], return_index=True)
+    made: Array = pairs[1][order][first][number]
+    return made

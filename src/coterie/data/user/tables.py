@@ -1,0 +1,148 @@
+"""Tables: CSV and Parquet, one file for each client, or one for all with a column for the client's name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from coterie.core.errors import CoterieError, unknown
+from coterie.data.user.arrow_columns import parquet_names, read_parquet
+from coterie.data.user.bounds import Unusable
+from coterie.data.user.csv_files import csv_names, read_csv
+from coterie.data.user.frames import Columns, Frame, unified
+from coterie.data.user.reading import (
+    CLIENTS,
+    LABELS,
+    UNREADABLE,
+    Array,
+    Found,
+    Notes,
+    Part,
+    Reading,
+    by_client,
+    entries,
+    find_column,
+    in_order,
+    readable,
+)
+
+KINDS = (".csv", ".parquet")
+
+
+class File(NamedTuple):
+    path: Path
+    split: str | None
+    frame: Frame
+
+
+def table_files(folder: Path) -> list[tuple[Path, str | None]]:
+    """The tables in a folder, and the split of each: train/*.csv and test/*.csv, or *.csv for both."""
+    split: list[tuple[Path, str | None]] = [
+        (path, name) for name in ("train", "test") for path in _tables(folder / name)
+    ]
+    return split or [(path, None) for path in _tables(folder)]
+
+
+def _tables(folder: Path) -> list[Path]:
+    return [p for p in entries(folder) if is_table(p) and p.is_file()] if folder.is_dir() else []
+
+
+def is_table(path: Path) -> bool:
+    return path.suffix.lower() in KINDS
+
+
+def is_csv(path: Path) -> bool:
+    return path.suffix.lower() == ".csv"
+
+
+def read_tables(
+    files: Sequence[tuple[Path, str | None]], reading: Reading, notes: Notes, shared: bool = False
+) -> Found:
+    """A client's name is that of its file, unless a column holds it; a shared file must have such a column."""
+    columns: Columns | None = None
+    read: list[File] = []
+    for path, split in files:
+        notes.need(path.stat().st_size, path)
+        try:
+            names = csv_names(path) if is_csv(path) else parquet_names(path)
+            columns = columns or choose(names, reading, shared, path)
+            same_columns(columns, names, reading.dropped)
+            read.append(File(path, split, (read_csv if is_csv(path) else read_parquet)(path, columns, notes)))
+        except Unusable as error:
+            notes.wrong(UNREADABLE, f"{path}: {error}")
+    kind = "CSV" if is_csv(files[0][0]) else "Parquet"
+    if columns is None:
+        return Found(f"{kind} files", [])
+    read = alike(read, columns, notes)
+    features = unified([file.frame for file in read], columns.features, notes)
+    parts = [part for file in read for part in divided(file)]
+    how = f"{kind}, clients in column '{columns.client}'" if columns.client else f"{kind} files"
+    return Found(how, sorted(parts, key=lambda part: in_order(part.client)), columns=features)
+
+
+def choose(names: Sequence[str], reading: Reading, shared: bool, path: Path | str) -> Columns:
+    """Which columns are what."""
+    for name in reading.dropped:
+        if name not in names:
+            raise CoterieError(f"{path}: {unknown('column to drop', name, names)}")
+    label = find_column(names, reading.label_column, LABELS, "label", path)
+    group = client = None
+    others = [name for name in names if name != label]
+    if reading.group_column is not None:
+        group = find_column(others, reading.group_column, (), "group", path)
+    if reading.client_column or shared:
+        client = find_column(others, reading.client_column, CLIENTS, "client", path)
+    features = tuple(name for name in names if name not in (label, client, group, *reading.dropped))
+    if not features:
+        raise CoterieError(f"{path}: there are no columns beside the label")
+    return Columns(label, client, features, group)
+
+
+def same_columns(columns: Columns, names: Sequence[str], dropped: Sequence[str]) -> None:
+    wanted = {name for name in (columns.label, columns.client, columns.group, *columns.features) if name is not None}
+    lacks, more = wanted - set(names), set(names) - wanted - set(dropped)
+    if lacks or more:
+        told = [f"{word} {some(which)}" for word, which in (("lacks", lacks), ("has", more)) if which]
+        raise Unusable(f"other columns than the files before it: it {' and '.join(told)}")
+
+
+def some(names: set[str], most: int = 10) -> str:
+    listed = sorted(names)
+    return ", ".join(listed[:most]) + (f" and {len(listed) - most:,} more" if len(listed) > most else "")
+
+
+def alike(files: list[File], columns: Columns, notes: Notes) -> list[File]:
+    """A column with text in one file holds text in all of them."""
+    text = {column for file in files for column in file.frame.texts}
+    made = []
+    for path, split, frame in files:
+        numeric = {column for column in text - set(frame.texts) if not np.isnan(frame.x[:, column]).all()}
+        for column in text - set(frame.texts) - numeric:
+            frame.texts[column] = []
+        if numeric and is_csv(path):
+            frame = read_csv(path, columns, Notes(room=notes.room), text)  # its problems are known already
+        elif numeric:
+            name = columns.features[min(numeric)]
+            notes.wrong(UNREADABLE, f"{path}: column '{name}' holds numbers here and text in other files")
+            continue
+        made.append(File(path, split, frame))
+    return made
+
+
+def divided(file: File) -> list[Part]:
+    frame = file.frame
+    assert frame.y is not None
+    if frame.owners is not None:
+        return by_client(frame.x, frame.y, frame.owners, file.split, frame.place, frame.group)
+    client = readable(file.path.stem)
+    return [Part(client, file.split, frame.x, frame.y, frame.place, own_groups(frame.group, client))]
+
+
+def own_groups(group: Array | None, client: str) -> Array | None:
+    """Groups of one client, whose numbers may mean something else on another."""
+    if group is None:
+        return None
+    return np.where(group == "", "", np.char.add(f"{client}/", group))

@@ -1,0 +1,235 @@
+"""Any torch Dataset, or one for each client; tables in memory as well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import TensorDataset
+
+from coterie.core.data import FederatedData, Transform
+from coterie.core.errors import CoterieError
+from coterie.data.gather import divide, federate
+from coterie.data.statistics import filled, normalised
+from coterie.data.user.columnar import frame_of_columns, is_columnar, names_of_columns
+from coterie.data.user.frames import Columns, Frame, unified
+from coterie.data.user.pooled import pool
+from coterie.data.user.reading import (
+    ONE_LABEL,
+    Array,
+    Found,
+    Notes,
+    Part,
+    Reading,
+    as_names,
+    by_client,
+    whole_labels,
+)
+from coterie.data.user.tables import choose, own_groups, same_columns
+
+
+def clients_from(
+    train: Any,
+    test: Any = None,
+    *,
+    client: Sequence[Any] | str | None = None,
+    group: Any = None,
+    classes: Sequence[str] | None = None,
+    label_column: str | None = None,
+    drop_column: str | None = None,
+    name: str = "own",
+    input: str = "auto",
+    missing: str = "refuse",
+    test_share: float = 0.25,
+    seed: int = 0,
+    validation: float = 0.0,
+    normalise: str | None = None,
+    channel_axis: int | None = None,
+    transform: Transform | None = None,
+) -> FederatedData:
+    """The data of a federation from torch Datasets of (sample, label), pandas DataFrames or dictionaries of columns.
+
+    train: a list of them, one per client, or a dictionary by client name; or one for all, and `client` gives the
+    client of each sample (of a table: the name of a column).
+    test: the same; if not given, a share of each client's samples is set aside, stratified by class.
+    group: what keeps samples on one side of every split (patient, recording): one value per sample, in the form of
+    `train`; of tables the name of a column.
+    input: what a sample is: "image", "series", "values", "tokens" or "auto", as --input on the command line.
+    missing: "refuse" or "median", for tables. normalise: "auto" for the training samples' mean and deviation per
+    channel; channel_axis: the axis of one sample where its channels lie, 0 for (C, T), 1 for (T, F).
+
+    >>> from torch.utils.data import TensorDataset
+    >>> wards = {w: TensorDataset(torch.randn(40, 5), torch.randint(0, 2, (40,))) for w in ("north", "south")}
+    >>> clients_from(wards).client_names
+    ('north', 'south')
+    """
+    tables = is_table_like(train)
+    reading = Reading(
+        label_column=label_column,
+        client_column=client if isinstance(client, str) else None,
+        group_column=group if isinstance(group, str) else None,
+        drop_column=drop_column,
+        input=input,
+        missing=missing,
+        test_share=test_share,
+        split_seed=seed,
+    )
+    reading.check()
+    if not tables and any((reading.label_column, reading.client_column, reading.group_column, reading.drop_column)):
+        raise CoterieError(
+            "names of columns are for tables; of Datasets give `client` and `group` as one value per sample"
+        )
+    if test is not None and client is not None:
+        raise CoterieError("with `client`, the split is made here: give all samples as one, and no test")
+    notes = Notes()
+    if tables:
+        found = tables_of(train, test, reading, notes)
+    else:
+        parts = parts_of(train, client, None if test is None else "train", group, notes)
+        parts += [] if test is None else parts_of(test, None, "test", None, notes)
+        found = Found("torch Datasets", parts)
+    known = {part.client for part in found.parts if part.split != "test"}
+    if strangers := [part.client for part in found.parts if part.client not in known]:
+        raise CoterieError(f"test samples of clients that do not train: {', '.join(strangers[:5])}")
+    pooled = pool(found._replace(classes=tuple(classes) if classes else None), reading, notes, name)
+    if notes.errors:
+        raise CoterieError("; ".join(map(str, notes.errors)))
+    source = pooled.dataset(name, reading)
+    data = federate(source, divide(source, "natural"), validation, seed)
+    data = filled(data, missing)
+    if transform is not None and not transform.columns:
+        transform = replace(transform, columns=data.transform.columns)
+    return normalised(data, transform or data.transform, normalise, channel_axis)
+
+
+def is_table_like(given: Any) -> bool:
+    """Whether this is a DataFrame or a dictionary of columns, or one for each client."""
+    if isinstance(given, Mapping):
+        return is_columnar(given) or (bool(given) and all(map(is_columnar, given.values())))
+    if isinstance(given, (list, tuple)):
+        return bool(given) and all(map(is_columnar, given))
+    return is_columnar(given)
+
+
+def tables_of(train: Any, test: Any, reading: Reading, notes: Notes) -> Found:
+    read: list[tuple[str | None, str | None, Frame]] = []  # client, split, rows
+    columns: Columns | None = None
+    for given, split in ((train, None if test is None else "train"), (test, "test")):
+        if given is None:
+            continue
+        if reading.client_column is not None or is_columnar(given):
+            tables: list[tuple[str | None, Any]] = [(None, given)]
+        else:
+            tables = [(str(k), t) for k, t in (given.items() if isinstance(given, Mapping) else enumerate(given))]
+        for client, table in tables:
+            where = "the table" if client is None else f"client {client}" + (f", {split}" if split else "")
+            names = names_of_columns(table, where)
+            columns = columns or choose(names, reading, client is None, where)
+            same_columns(columns, names, reading.dropped)
+            read.append((client, split, frame_of_columns(table, columns, notes, where)))
+    assert columns is not None
+    text = {column for _, _, frame in read for column in frame.texts}
+    for _, _, frame in read:
+        for column in text - set(frame.texts):
+            if not np.isnan(frame.x[:, column]).all():
+                raise CoterieError(
+                    f"{frame.place(0)}: column '{columns.features[column]}' holds numbers here and text elsewhere"
+                )
+            frame.texts[column] = []
+    features = unified([frame for _, _, frame in read], columns.features, notes)
+    parts: list[Part] = []
+    for client, split, frame in read:
+        assert frame.y is not None
+        if client is None:
+            assert frame.owners is not None
+            parts += by_client(frame.x, frame.y, frame.owners, split, frame.place, frame.group)
+        else:
+            parts.append(Part(client, split, frame.x, frame.y, frame.place, own_groups(frame.group, client)))
+    return Found("tables", parts, columns=features)
+
+
+def parts_of(given: Any, client: Any, split: str | None, group: Any, notes: Notes) -> list[Part]:
+    if client is not None:
+        x, y = read_dataset(given, "the dataset")
+        owners = np.asarray(client)
+        if owners.shape != (len(x),):
+            raise CoterieError(
+                f"`client` must have one value for each of {len(x)} samples; its shape is {owners.shape}"
+            )
+        place = rows_of("the dataset")
+        return by_client(x, whole_labels(y, notes, place), owners, split, place, groups_of(group, len(x), "", place))
+    if not isinstance(given, (Sequence, Mapping)) or isinstance(given, str):
+        raise CoterieError("give a list of Datasets, one per client, or one Dataset and `client`, one name per sample")
+    named = dict(given.items() if isinstance(given, Mapping) else enumerate(given))
+    if group is not None and not isinstance(group, Mapping):
+        group = dict(enumerate(group))
+    if group is not None and set(group) != set(named):
+        raise CoterieError("`group` must have an entry for each client, as `train` has")
+    parts = []
+    for key, dataset in named.items():
+        where = f"client {key}" + (f", {split}" if split else "")
+        x, y = read_dataset(dataset, where)
+        place = rows_of(where)
+        own = None if group is None else groups_of(group[key], len(x), f"{key}/", place)
+        parts.append(Part(str(key), split, x, whole_labels(y, notes, place), place, own))
+    return parts
+
+
+def groups_of(group: Any, samples: int, prefix: str, place: Callable[[int], str]) -> Array | None:
+    """(n,) names; prefix: of the client, where a group belongs to one client."""
+    if group is None:
+        return None
+    values = as_array(group)
+    if values.shape != (samples,):
+        raise CoterieError(
+            f"{place(0)}: `group` must have one value for each of {samples} samples; its shape is {values.shape}"
+        )
+    names = as_names(values, place)
+    return np.where(names == "", "", np.char.add(prefix, names))
+
+
+def rows_of(where: str) -> Callable[[int], str]:
+    return lambda i: f"{where}, sample {i}"
+
+
+def read_dataset(dataset: Any, where: str) -> tuple[Array, Array]:
+    """Samples (n, ...) and labels (n, ...) of a Dataset that knows its length."""
+    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
+        return as_array(dataset.tensors[0]), as_array(dataset.tensors[1])
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise CoterieError(f"{where}: {type(dataset).__name__} is not a Dataset that knows its length")
+    x, y = [], []
+    for i in range(len(dataset)):
+        sample = dataset[i]
+        if not isinstance(sample, (tuple, list)) or len(sample) != 2:
+            raise CoterieError(f"{where}, sample {i}: a pair of sample and label is expected")
+        x.append(as_array(sample[0], f"{where}, sample {i}"))
+        y.append(None if sample[1] is None else as_array(sample[1], f"the label of {where}, sample {i}"))
+        if x[-1].shape != x[0].shape:
+            raise CoterieError(f"{where}, sample {i}: its shape is {x[-1].shape}, that of the first {x[0].shape}")
+    return (np.stack(x) if x else np.empty((0, 1), np.float32)), joined(y, where)
+
+
+def joined(labels: list[Array | None], where: str) -> Array:
+    """(n, ...) the labels of all samples; text with None where one is missing stays objects."""
+    known = [label for label in labels if label is not None]
+    if not known:
+        return np.full(len(labels), np.nan) if labels else np.empty(0, np.int64)
+    if other := [label.shape for label in known if label.shape != known[0].shape]:
+        raise CoterieError(f"{where}: labels of shape {known[0].shape} and of shape {other[0]}. {ONE_LABEL}")
+    if len(known) == len(labels):
+        return np.stack(known)
+    if known[0].dtype.kind in "iubf" and known[0].size == 1:
+        return np.array([np.nan if label is None else float(label.reshape(())) for label in labels], np.float64)
+    return np.array([None if label is None else label.item() if label.size == 1 else label for label in labels], object)
+
+
+def as_array(value: Any, where: str = "") -> Array:
+    """Of a tensor, an array, a number, text or a Pillow image."""
+    try:
+        return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+    except ValueError:  # lists of unlike length
+        raise CoterieError(f"{where}: lists of different lengths; one shape for all samples is needed") from None

@@ -1,0 +1,83 @@
+"""Reads settings from Flower's configs: dashed names, TOML values, and "" for settings that are not set."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+from coterie.api import make_method
+from coterie.core.errors import CoterieError
+from coterie.core.optimizers import Sgd
+from coterie.core.validation import MappingReader
+from coterie.deploy.server import Service
+from coterie.deploy.timeouts import Timeouts
+from coterie.federation import Safety, Settings
+from coterie.privacy import Protection
+from coterie.privacy.encryption import Encryption
+
+FEDERATION = (Settings, Safety, Protection, Encryption, Sgd)  # settings other than the method's
+
+
+class RunConfig(NamedTuple):
+    """The settings of a run config."""
+
+    method: str
+    service: Service
+    timeouts: Timeouts
+    model: str | None
+    head: str | None
+    protocol: str
+    out: str | None
+    resume: bool
+    settings: dict[str, Any]  # of FEDERATION and the method
+
+
+def read_run_config(config: Mapping[str, Any]) -> RunConfig:
+    keys = opened("run config: ", config)
+    method = keys.take("method", str)
+    parts = [taken(keys, kind) for kind in (Service, Timeouts, *FEDERATION, type(make_method(method)))]
+    model, head = keys.take("model", str, None), keys.take("head", str, None)
+    protocol = keys.take("protocol", str, "pac")
+    out, resume = keys.take("out", str, None), keys.take("resume", bool, False)
+    keys.close()
+    if resume and out is None:
+        raise CoterieError("run config: `resume` needs `out`, the folder of the run")
+    settings = {name: value for part in parts[2:] for name, value in part.items()}
+    return RunConfig(method, Service(**parts[0]), Timeouts(**parts[1]), model, head, protocol, out, resume, settings)
+
+
+def read_options(where: str, config: Mapping[str, Any], *kinds: type) -> list[dict[str, Any]]:
+    """The fields of each of these dataclasses that are set; unknown keys are errors."""
+    keys = opened(where, config)
+    found = [taken(keys, kind) for kind in kinds]
+    keys.close()
+    return found
+
+
+def opened(where: str, config: Mapping[str, Any]) -> MappingReader:
+    return MappingReader(where, {name: value for name, value in config.items() if value != ""})
+
+
+def taken(keys: MappingReader, kind: type) -> dict[str, Any]:
+    """The fields of this dataclass that are set."""
+    hints, found = typing.get_type_hints(kind), {}
+    for field in fields(kind):
+        name, key = field.name, field.name.replace("_", "-")
+        if name == "train":
+            continue
+        if key == "lr-steps" and isinstance(keys.left.get(key), str):
+            keys.left[key] = steps(keys.left[key])
+        value = keys.take(key, hints[name], None)
+        if value is not None:
+            found[name] = value
+    return found
+
+
+def steps(text: str) -> list[list[float]]:
+    """Parse learning-rate steps such as "50:0.2,75:0.02"."""
+    try:
+        return [[int(a), float(b)] for a, b in (part.split(":") for part in text.split(","))]
+    except ValueError:
+        raise CoterieError(f"run config: lr-steps must be ROUND:FACTOR,ROUND:FACTOR, got '{text}'") from None

@@ -1,0 +1,222 @@
+"""Where clients run: the interface of the federated loop, and what backends on this machine have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from coterie.core import ranges, tree
+from coterie.core.data import FederatedData, Split
+from coterie.core.errors import CoterieError
+from coterie.core.method import AnyMethod, Census
+from coterie.core.model import Model, set_precision
+from coterie.core.ranges import Known
+from coterie.core.rehearsal import SAMPLES, rehearse
+from coterie.core.wrapper import innermost
+from coterie.execution.answers import Answers, Returned, in_order, rows_where
+from coterie.execution.memory import ClientMemory
+from coterie.execution.requests import Cohort, CohortInput, Request, Turn
+from coterie.execution.scoring import Scores, has_global, majority_share
+
+
+class Backend(ABC):
+    """All clients of a federation, wherever they run. Client ids are ascending everywhere."""
+
+    elsewhere: ClassVar[bool] = False  # True: client states are on the clients' own machines
+    method: AnyMethod
+    model: Model
+    device: torch.device  # of messages
+    states: ClientMemory  # client states, as far as they are known here
+    count: int  # m
+    splits: list[str]  # that clients can be evaluated on
+    census: Census
+    chance: float  # majority-class accuracy on the test samples
+    largest: float = ranges.LIMIT  # largest allowed magnitude in an update
+
+    @abstractmethod
+    def join(self, welcome: tree.Tree) -> None:
+        """Every client creates its first state."""
+
+    def train(self, clients: Tensor, downs: Any, turn: Turn) -> Answers:
+        """Train these clients, each with its row of downs; those with a usable answer keep their new state."""
+        return self.begin(clients, downs, turn).sift()
+
+    @abstractmethod
+    def begin(self, clients: Tensor, downs: Any, turn: Turn) -> Returned:
+        """`train` without waiting for a GPU."""
+
+    @abstractmethod
+    def finish(self, clients: Tensor, downs: Any, turn: Turn) -> None:
+        """Run the final step of every client."""
+
+    @abstractmethod
+    def score(self, clients: Tensor, downs: Any, split: str) -> Scores:
+        """Evaluate the personal models of these clients, each with its row of downs, on the client's own samples."""
+
+    @abstractmethod
+    def score_trained(self, downs: Any, returned: Returned, split: str) -> Scores:
+        """`score` right after training: the fields of what a client returned replace those of what it was sent."""
+
+    @abstractmethod
+    def score_global(self, server: Any, split: str) -> Scores | None:
+        """Evaluate the global model on every client's samples; None if there is none or it cannot be measured."""
+
+    def close(self) -> None:
+        """Release processes and device memory."""
+        self.states.settle()
+
+    def abandon(self) -> None:
+        """Release them immediately, without finishing work in progress."""
+        self.close()
+
+    def known(self, clients: Tensor) -> Known:
+        """What the server knows of these clients, which the allowed ranges of their updates depend on."""
+        return Known(innermost(self.method), self.census.samples[clients], self.largest)
+
+    @property
+    def everyone(self) -> Tensor:
+        return torch.arange(self.count)
+
+
+class LocalBackend(Backend):
+    """A backend whose data and client states are in this process.
+
+    A subclass decides which clients are computed together, and computes them; the results do not depend on it.
+    """
+
+    def __init__(
+        self,
+        method: AnyMethod,
+        model: Model,
+        data: FederatedData,
+        seed: int,
+        device: torch.device | str = "cpu",
+        state_dir: str | None = None,
+    ) -> None:
+        self.device = torch.device(device)
+        set_precision(model.precision, self.device)
+        self.method, self.model, self.data, self.seed = method, model.to(device), data, seed
+        self.fast = self.model  # the model that computes, perhaps fused
+        self.has_global: bool | None = None  # None: not known yet
+        self.count = data.clients
+        self.splits = ["test"] if data.validation is None else ["test", "validation"]
+        self.census = Census(torch.tensor(data.train.sizes), data.train.class_counts(data.classes))
+        self.chance = majority_share(data.test.class_counts(data.classes))
+        self.states = ClientMemory(data.clients, self.device, state_dir)
+        check_batches(method, data)
+
+    def rehearse(self) -> None:
+        """Try the method on a few samples; errors name the function and what is wrong with it."""
+        rehearse(self.method, self.model.to("cpu"), *rehearsal_samples(self.data))
+
+    @abstractmethod
+    def cohorts(self, job: Request, clients: Tensor) -> Sequence[Cohort]:
+        """Partition these clients into cohorts."""
+
+    @abstractmethod
+    def compute(self, job: Request, cohort: Cohort, states: Any, downs: Any) -> Any:
+        """Compute a request for a cohort, with its rows of states and downs. Results have the client axis in front.
+
+        join and finish return states, train returns (states, ups), score and score_global (C, 2) sums over samples.
+        """
+
+    def each(self, job: Request, tasks: Iterable[CohortInput]) -> Iterator[tuple[CohortInput, Any]]:
+        """Compute all tasks; yields (task, result) in any order."""
+        return ((task, self.compute(job, *task)) for task in tasks)
+
+    def join(self, welcome: tree.Tree) -> None:
+        self._renew(Request("join", shared=welcome), ())
+
+    def begin(self, clients: Tensor, downs: Any, turn: Turn) -> Returned:
+        def parts() -> Iterator[tuple[Tensor, Any]]:
+            for (cohort, before, _), (after, ups) in self._work(Request("train", turn=turn), clients, downs):
+                usable = ranges.sound(ups, self.known(cohort.clients)).to(self.device, non_blocking=True)
+                finite = usable & tree.finite(after, len(cohort.clients)).to(self.device, non_blocking=True)
+                self.states.keep(self._ids(cohort), rows_where(finite, after, before))
+                yield cohort.rows, (finite, ups)
+
+        finite, ups = in_order(len(clients), parts())
+        return Returned(clients, ups, finite, known=self.known(clients))
+
+    def finish(self, clients: Tensor, downs: Any, turn: Turn) -> None:
+        if len(clients) < self.count:
+            raise ValueError("all clients must finish together: their states may change form")
+        self._renew(Request("finish", turn=turn), downs)
+
+    def score(self, clients: Tensor, downs: Any, split: str) -> Scores:
+        return self._scores(Request("score", split), clients, downs)
+
+    def score_trained(self, downs: Any, returned: Returned, split: str) -> Scores:
+        return self.score(returned.clients, tree.overlay(downs, returned.ups), split)
+
+    def score_global(self, server: Any, split: str) -> Scores | None:
+        if self.has_global is None:
+            self.has_global = has_global(self.method, self.fast, server, self.data)
+        if not self.has_global:
+            return None
+        return self._scores(Request("score_global", split, shared=server), self.everyone, ())
+
+    def state(self, client: int) -> Any:
+        """The state of this client, on the CPU."""
+        return self.states[client]
+
+    def split(self, name: str) -> Split:
+        split: Split | None = getattr(self.data, name)
+        if split is None:
+            raise CoterieError(f"these clients have no {name} samples")
+        return split
+
+    @property
+    def burden(self) -> int:
+        """Bytes of a model or of a client state, whichever is larger."""
+        return max(tree.size(self.model.start), self.states.row_bytes)
+
+    def _ids(self, cohort: Cohort) -> Tensor:
+        return cohort.clients if self.states.home == torch.device("cpu") else cohort.ids
+
+    def _work(self, job: Request, clients: Tensor, downs: Any) -> Iterator[tuple[CohortInput, Any]]:
+        """Compute a request cohort by cohort; yields inputs and results."""
+
+        def task(cohort: Cohort) -> CohortInput:
+            states = self.states.take(self._ids(cohort)) if job.task in ("train", "finish", "score") else ()
+            return CohortInput(cohort, states, tree.pick(downs, cohort.rows))
+
+        return self.each(job, map(task, self.cohorts(job, clients)))
+
+    def _scores(self, job: Request, clients: Tensor, downs: Any) -> Scores:
+        total = torch.tensor(self.split(job.split).sizes)[clients]
+        if not total.any():  # no client has samples of this split
+            none = torch.zeros(len(clients), dtype=torch.float64)
+            return Scores(clients, none, total, none)
+        work = self._work(job, clients, downs)
+        counted = in_order(len(clients), ((task.cohort.rows, sums) for task, sums in work))
+        right, loss = counted.unbind(1)
+        return Scores(clients, right, total, loss / total.clamp_min(1).to(loss.device, non_blocking=True))
+
+    def _renew(self, job: Request, downs: Any) -> None:
+        """Replace the states of all clients, perhaps by states of another form."""
+        new = self.states.blank()
+        for task, states in self._work(job, self.everyone, downs):
+            new.keep(task.cohort.clients, states)
+        self.states = new
+
+
+def rehearsal_samples(data: FederatedData) -> tuple[Tensor, Tensor]:
+    """A few training samples to rehearse a method on."""
+    return data.train.x[: max(SAMPLES)], data.train.y[: max(SAMPLES)]
+
+
+def check_batches(method: AnyMethod, data: FederatedData) -> None:
+    """Refuse drop_last where a client has fewer samples than a batch: it would silently never train."""
+    if not method.train.drop_last:
+        return
+    small = [i for i, n in enumerate(data.train.sizes) if n < method.train.batch_size]
+    if small:
+        raise CoterieError(
+            f"batch size {method.train.batch_size} with drop-last leaves nothing to train on: client {small[0]} has "
+            f"{data.train.sizes[small[0]]} samples ({len(small)} such clients); use a smaller batch or no drop-last"
+        )

@@ -1,0 +1,85 @@
+"""What a backend asks of its clients, and how one client does it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from coterie.core import random, tree
+from coterie.core.batch import Data
+from coterie.core.method import AnyMethod
+from coterie.core.model import Model
+
+
+class Turn(NamedTuple):
+    """The round that clients take part in."""
+
+    round: int
+    rate: float = 1.0  # factor on the learning rate
+    measured: bool = True  # whether participants are evaluated right after training
+
+
+class Request(NamedTuple):
+    """What a backend asks of clients."""
+
+    task: str  # join, train, finish, score or score_global
+    split: str = "train"  # the samples that it uses
+    turn: Turn = Turn(-1)
+    shared: Any = ()  # what all clients receive alike: the welcome (join), the server's state (score_global)
+
+
+class Cohort(NamedTuple):
+    """Clients that are computed in one call."""
+
+    clients: Tensor  # (C,) ids, ascending
+    ids: Tensor  # (C,) the same on the device
+    rows: Tensor  # (C,) their positions among the requested clients, on the device
+    length: int = 0  # stacked: samples of each client, with padding
+    ragged: bool = False  # whether any client is padded
+    steps: int = 0  # training steps of one epoch of all clients, without padding
+    padded: int = 0  # the same with padding
+
+
+class CohortInput(NamedTuple):
+    """A cohort with its rows of states and downs."""
+
+    cohort: Cohort
+    states: Any
+    downs: Any
+
+
+def cohort_of(clients: Tensor, rows: Tensor, device: torch.device, *about: Any) -> Cohort:
+    """The cohort of some rows of the requested clients; about: its remaining fields."""
+    return Cohort(clients[rows], clients[rows].to(device), rows.to(device), *about)
+
+
+def slices(stop: int, size: int) -> list[slice]:
+    return [slice(at, min(at + size, stop)) for at in range(0, stop, size)]
+
+
+def act(method: AnyMethod, model: Model, job: Request, data: Data, state: Any, down: Any) -> Any:
+    """Run the method's function for this request on one client."""
+    match job.task:
+        case "join":
+            return method.client_init(model, data, job.shared)
+        case "train":
+            return method.client_train(model, state, down, data)
+        case "finish":
+            return method.client_finish(model, state, down, data)
+    raise ValueError(f"unknown client task '{job.task}'")
+
+
+def keys(seed: int, turn: Turn, clients: Tensor) -> Tensor:
+    """(S,) random keys of these clients in this round."""
+    return random.fold(random.fold(random.seed_key(seed), turn.round), clients)
+
+
+def send(method: AnyMethod, server: Any, clients: Tensor) -> Any:
+    """One Down with a leading axis: row s is for clients[s]. Tensors that are equal for all clients are not copied."""
+    device = next((t.device for t in tree.leaves(server)), clients.device)
+    clients = clients.to(device, non_blocking=True)
+    if method.stackable:
+        return torch.func.vmap(lambda client: method.server_send(server, client))(clients)
+    return tree.stack([method.server_send(server, client) for client in clients])

@@ -1,0 +1,166 @@
+"""When a run ends: after its last round, or earlier by a metric, lack of progress or time."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from coterie.core.errors import CoterieError, unknown
+from coterie.core.typed import check_types
+from coterie.federation.history import Ended, Round, Summary
+
+MEASURED = ("pre", "post", "global")  # points that are measured during the rounds
+# Short names of metrics, for the point of measurement that a method reports.
+SHORT = {"accuracy": "mean"} | {name: name for name in Summary._fields if name != "mean"}
+SPLITS = {"": "test", "validation_": "validation"}
+METRICS = [
+    *(f"{prefix}{name}" for prefix in SPLITS for name in SHORT),
+    *(f"{prefix}{point}_{name}" for prefix in SPLITS for point in MEASURED for name in Summary._fields),
+]
+COMPARE: dict[str, Callable[[float, float], bool]] = {
+    ">=": lambda a, b: a >= b,
+    "<=": lambda a, b: a <= b,
+    ">": lambda a, b: a > b,
+    "<": lambda a, b: a < b,
+}
+UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+
+
+class Condition(NamedTuple):
+    """Such as accuracy>0.9."""
+
+    metric: str
+    sign: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What ends a run before its last round. The round in progress is always completed."""
+
+    until: str | None = field(
+        default=None, metadata={"help": "end when a metric reaches a value, such as 'accuracy>0.9' (0 to 1)"}
+    )
+    patience: int | None = field(
+        default=None,
+        metadata={"help": "end after this many measured rounds without better validation accuracy; needs --validation"},
+    )
+    max_time: str | float | None = field(
+        default=None, metadata={"help": "end after this time, such as 2h, 90m or 1h30m; `coterie resume` continues"}
+    )
+
+    def __post_init__(self) -> None:
+        check_types(type(self), vars(self))
+        if self.until is not None:
+            condition(self.until)
+        if self.patience is not None and self.patience < 1:
+            raise CoterieError(f"patience must be at least 1, got {self.patience}")
+        if self.max_time is not None:
+            seconds(self.max_time)
+
+    def check(self, splits: Sequence[str]) -> None:
+        """Raise an error for conditions that need a split which the data do not have."""
+        if "validation" in splits:
+            return
+        if self.patience is not None:
+            raise CoterieError("patience needs a validation split: set validation=0.1 or so (--validation 0.1)")
+        if self.until is not None and condition(self.until).metric.startswith("validation_"):
+            raise CoterieError(
+                f"until {self.until}: the data have no validation split; set validation=0.1 or so (--validation 0.1)"
+            )
+
+    def reached(self, records: Sequence[Round], point: str, spent: float) -> Ended | None:
+        """Why the run ends after these rounds; None if it continues.
+
+        point: where accuracy is measured if a metric does not say. spent: seconds that this call has trained.
+        """
+        number, last = len(records), records[-1]
+        if self.until is not None and last.scores:
+            metric, sign, limit = condition(self.until)
+            value = metric_of(last, metric, point)
+            if value is None:
+                raise CoterieError(f"until {self.until}: this method has no {metric}; it measures {measured(last)}")
+            if COMPARE[sign](value, limit):
+                return Ended("until", number, f"{self.until}: {metric} is {value:.4f}")
+        if self.patience is not None and last.scores:
+            best, waited = progress(records, point)
+            if best is not None and waited >= self.patience:
+                rounds = f"{waited} measured round{'s' if waited > 1 else ''}"
+                told = f"no better validation accuracy in {rounds}; the best was in round {best}"
+                return Ended("patience", number, told, best)
+        if self.max_time is not None and spent >= seconds(self.max_time):
+            return Ended("max_time", number, f"{self.max_time} have passed")
+        return None
+
+
+def condition(text: str) -> Condition:
+    found = re.fullmatch(r"\s*(\w+)\s*(>=|<=|>|<)\s*(\S+)\s*", text)
+    if not found:
+        raise CoterieError(f"until must be a metric, one of > >= < <= and a number, such as accuracy>0.9, got '{text}'")
+    metric, sign, limit = found.groups()
+    if metric not in METRICS:
+        raise unknown("metric for until", metric, METRICS)
+    try:
+        value = float(limit)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise CoterieError(f"until {text}: '{limit}' is not a number")
+    if not metric.endswith("loss") and not 0 <= value <= 1:
+        hint = f"; did you mean {value / 100:g}?" if 1 < value <= 100 else ""
+        raise CoterieError(f"until {text}: {metric} is between 0 and 1{hint}")
+    return Condition(metric, sign, value)
+
+
+def seconds(text: str | float) -> float:
+    """2h, 90m, 1h30m, 45s, or a number of seconds."""
+    found = re.fullmatch(r"(?:\d+(?:\.\d+)?[dhms])+", str(text).replace(" ", ""))
+    parts = re.findall(r"(\d+(?:\.\d+)?)([dhms])", str(text)) if found else []
+    try:
+        total = sum(float(number) * UNITS[unit] for number, unit in parts) if parts else float(text)
+    except ValueError:
+        total = 0.0
+    if not 0 < total < math.inf:
+        raise CoterieError(f"max-time must be a time such as 2h, 90m, 1h30m or 45s, got '{text}'")
+    return total
+
+
+def metric_of(record: Round, metric: str, point: str) -> float | None:
+    """The value of one of METRICS in a measured round; None where it is not measured."""
+    prefix = "validation_" if metric.startswith("validation_") else ""
+    name = metric.removeprefix(prefix)
+    at, field = (point, SHORT[name]) if name in SHORT else name.split("_", 1)
+    scores = record.scores.get((at, SPLITS[prefix]))
+    if scores is None:
+        return None
+    value: float = getattr(Summary.of(scores), field)
+    return value
+
+
+def measured(record: Round) -> str:
+    return ", ".join(f"{'' if split == 'test' else 'validation_'}{point}_mean" for point, split in record.scores)
+
+
+def progress(records: Sequence[Round], point: str) -> tuple[int | None, int]:
+    """The round with the best validation accuracy, the first of equals, and how many measured rounds came after it."""
+    best, highest, waited = None, -math.inf, 0
+    for record in records:
+        accuracy = record.accuracy(point, "validation")
+        if accuracy is None or math.isnan(accuracy):
+            continue
+        waited += 1
+        if accuracy > highest:
+            best, highest, waited = record.number, accuracy, 0
+    return best, waited
+
+
+def reported_point(results: Any, everyone: bool) -> str:
+    """Where `accuracy` is measured: where the method's paper reports, if that is measured on all clients every round.
+
+    results: of the method, name -> point. everyone: whether all clients take part in every round.
+    """
+    usable = ("pre", "global", "post") if everyone else ("pre", "global")
+    return next((point for point in results.values() if point in usable), "pre")

@@ -1,0 +1,1 @@
+"""The machine room: fused operations, CUDA-graph recording, optimistic execution."""

@@ -1,0 +1,68 @@
+"""The SGD step."""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TILE = 2048  # elements of a program
+TOGETHER = 16  # tensors of a launch
+
+
+def descend(
+    weights: list[Tensor],
+    slopes: list[Tensor],
+    velocities: list[Tensor],
+    rate: Tensor,
+    active: Tensor | None,
+    lr: float,
+    decay: float,
+    momentum: float,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Weights after an SGD step and, with momentum, their velocities. velocities: empty for zero.
+
+    active (c,): which clients take the step, where all tensors have the client axis c in front.
+    """
+    moved = [torch.empty_like(t) for t in slopes]
+    speeds = [torch.empty_like(t) for t in slopes] if momentum else []
+    for start in range(0, len(slopes), TOGETHER):
+        tensors = [tuple(kind[start : start + TOGETHER]) for kind in (weights, slopes, velocities, moved, speeds)]
+        counts = tuple(t.numel() for t in tensors[1])
+        _descend[(sum(triton.cdiv(count, TILE) for count in counts),)](
+            *tensors, counts, rate, rate if active is None else active.view(torch.uint8),
+            1 if active is None else active.numel(), lr, decay, momentum, bool(velocities), active is not None, TILE,
+        )  # fmt: skip
+    return moved, speeds
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _descend(
+    weights, slopes, velocities, moved, speeds, counts, rate, active, rows,
+    LR: tl.constexpr, DECAY: tl.constexpr, MOMENTUM: tl.constexpr,
+    HAS_VELOCITY: tl.constexpr, MASKED: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """The blocks of all tensors in one grid; a program finds the tensor that its block belongs to."""
+    block, lr = tl.program_id(0), LR * tl.load(rate)
+    first = 0
+    for i in tl.static_range(len(slopes)):
+        blocks = tl.cdiv(counts[i], SIZE)
+        if (block >= first) & (block < first + blocks):
+            at = (block - first).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+            inside = at < counts[i]
+            w = tl.load(weights[i] + at, mask=inside)
+            before = tl.zeros_like(w)
+            if HAS_VELOCITY:
+                before = tl.load(velocities[i] + at, mask=inside)
+            v = tl.load(slopes[i] + at, mask=inside) + DECAY * w + MOMENTUM * before
+            after = w - lr * v
+            if MASKED:
+                on = tl.load(active + at // (counts[i] // rows), mask=inside, other=0) != 0
+                after, v = tl.where(on, after, w), tl.where(on, v, before)
+            if MOMENTUM != 0:
+                tl.store(speeds[i] + at, v, mask=inside)
+            tl.store(moved[i] + at, after, mask=inside)
+        first += blocks

@@ -1,0 +1,61 @@
+"""Fused versions of `coterie.core.ops` for many clients at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from coterie.core import ops
+from coterie.core.data import Transform
+from coterie.gpu import devices, loss, norm, optimizers, sampling
+
+
+class Fused:
+    """Operations of one client that share their launches with all clients of a vmap."""
+
+    def cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
+        if logits.shape[1] > loss.MAX_CLASSES:
+            return ops.Plain().cross_entropy(logits, y)
+        losses: Tensor = loss.cross_entropy(logits[None], y[None])
+        return losses.squeeze(0)
+
+    def masked_mean(self, values: Tensor, real: Tensor) -> Tensor:
+        means: Tensor = loss.masked_mean(values[None], real[None])
+        return means.squeeze(0)
+
+    def masked_batch_norm(
+        self, real: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return norm.batch_norm(real, x, weight, bias, eps)
+
+    def draw(self, x: Tensor, index: Tensor, bits: Tensor, transform: Transform) -> Tensor:
+        if x.ndim != 4:
+            return ops.Plain().draw(x, index, bits, transform)
+        drawn: Tensor = sampling.draw(x[None], index[None], bits[None], transform.crop, transform.flip)
+        return drawn[0]
+
+    def sgd_step(
+        self,
+        weights: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        velocity: Sequence[Tensor],
+        rate: Tensor,
+        active: Tensor | None,
+        lr: float,
+        decay: float,
+        momentum: float,
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        if not weights:
+            return [], []
+        count, last = len(weights), velocity if momentum else ()
+        step = (rate, active, lr, decay, momentum, count)
+        made = optimizers.sgd_step(*step, *weights, *gradients, *last)
+        return list(made[:count]), list(made[count:])
+
+
+def fused_on(device: torch.device) -> AbstractContextManager[None]:
+    """Use the fused operations inside this block if Triton runs on this device."""
+    return ops.use(Fused()) if devices.runs_triton(device) else nullcontext()

@@ -1,0 +1,74 @@
+"""The SGD step of many clients and all their weights, 16 tensors per launch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie.core import ops
+from coterie.core.errors import CoterieError
+from coterie.gpu.registration import Operation, in_front
+
+LEADING = 6  # inputs before the tensors
+
+
+def _kernel(
+    rate: Tensor, active: Tensor | None, lr: float, decay: float, momentum: float, count: int, tensors: list[Tensor]
+) -> list[Tensor]:
+    """A step of `count` weights of any shape; with momentum, their velocities follow them.
+
+    rate (): factor on lr. active (c,): False where nothing changes; None: all change.
+    tensors: weights, gradients and, unless they are zero, velocities; each with the client axis in front if active has.
+    """
+    from coterie.gpu.kernels import optimizers
+
+    flat = [t.contiguous() for t in tensors]
+    rows = None if active is None else active.contiguous()
+    moved, velocities = optimizers.descend(*grouped(flat, count), rate, rows, lr, decay, momentum)
+    return [*moved, *velocities]
+
+
+def _reference(
+    rate: Tensor, active: Tensor | None, lr: float, decay: float, momentum: float, count: int, tensors: list[Tensor]
+) -> list[Tensor]:
+    weights, gradients, velocities = grouped(tensors, count)
+    moved, speeds = ops.Plain().sgd_step(weights, gradients, velocities, rate, None, lr, decay, momentum)
+    if active is None:
+        return [*moved, *speeds]
+    before = [*weights, *(velocities or [torch.zeros_like(t) for t in speeds])]
+    return [torch.where(per_client(active, t), new, t) for new, t in zip([*moved, *speeds], before, strict=True)]
+
+
+def _fake(
+    rate: Tensor, active: Tensor | None, lr: float, decay: float, momentum: float, count: int, tensors: list[Tensor]
+) -> list[Tensor]:
+    made = [t.new_empty(t.shape) for t in grouped(tensors, count)[1]]
+    return [*made, *(torch.empty_like(t) for t in made)] if momentum else made
+
+
+def grouped(tensors: list[Tensor], count: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Weights, gradients and velocities."""
+    return tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
+
+
+def per_client(active: Tensor, t: Tensor) -> Tensor:
+    """active (c,) with as many axes as t (c, ...)."""
+    return active.view(*active.shape, *[1] * (t.ndim - active.ndim))
+
+
+def _vmap(
+    function: Any, info: Any, dims: tuple[Any, ...], rate: Tensor, active: Tensor | None, *inputs: Any
+) -> tuple[Any, Any]:
+    """There is no client axis before the first vmap: a step treats all numbers alike."""
+    if dims[0] is not None:
+        raise CoterieError("the factor on the learning rate must be the same for all clients of a round")
+    each = None if active is None else in_front(active, dims[1], info.batch_size)
+    scalars, tensors = inputs[: LEADING - 2], inputs[LEADING - 2 :]
+    rows = (in_front(t, dim, info.batch_size) for t, dim in zip(tensors, dims[LEADING:], strict=True))
+    outputs = function(rate, each, *scalars, *rows)
+    return outputs, type(outputs)([0] * len(outputs))
+
+
+sgd_step = Operation("sgd_step", _kernel, _reference, _fake, vmap=_vmap, leading=LEADING)

@@ -1,0 +1,108 @@
+"""Register fused operations with torch.
+
+An `Operation` is a `torch.library.custom_op` in the namespace "coterie": a Triton kernel for CUDA, a reference in plain
+torch for CPU, a fake implementation and a vmap rule. Its tensors have a client axis c in front, and the axis v of a
+vmap joins it: (v, c, ...) becomes (v c, ...), so that all clients share one launch.
+
+Derivatives are a `torch.autograd.Function` around the custom op, not `register_autograd`: the function which that
+generates has no `setup_context` and raises under `torch.func.grad`, which every stacked training step uses
+(https://github.com/pytorch/pytorch/issues/168393).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie.core.errors import CoterieError
+
+Rule = Callable[..., tuple[Any, Any]]  # (function, info, in_dims, *inputs) -> (outputs, out_dims)
+
+
+def join(function: Callable[..., Any], info: Any, dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
+    """The vmap rule of operations whose tensors all have the client axis."""
+    rows = (
+        in_front(t, dim, info.batch_size).flatten(0, 1) if isinstance(t, Tensor) else t
+        for t, dim in zip(inputs, dims, strict=True)
+    )
+    outputs = function(*rows)
+    if isinstance(outputs, Tensor):
+        return split_clients(outputs, info.batch_size), 0
+    kind = type(outputs)  # a tuple or a list, and so are its dimensions
+    return kind(split_clients(t, info.batch_size) for t in outputs), kind([0] * len(outputs))
+
+
+def split_clients(t: Tensor, count: int) -> Tensor:
+    """(v c, ...) as (v, c, ...), where v is count."""
+    return t.view(count, len(t) // count, *t.shape[1:])
+
+
+def in_front(t: Tensor, dim: int | None, count: int) -> Tensor:
+    """Move the axis of a vmap to the front; expand a tensor that has none."""
+    return t.expand(count, *t.shape) if dim is None else t.movedim(dim, 0)
+
+
+def save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """The `setup_context` of operations without a derivative."""
+
+
+def no_derivative(ctx: Any, *gradients: Any) -> Any:
+    """The `backward` of gradients and SGD steps."""
+    raise CoterieError("second derivatives are not available for stacked clients on a GPU; use backend=looped")
+
+
+class Operation:
+    """A custom op, differentiable under torch.func. Without `backward`, taking its derivative is an error.
+
+    leading: number of inputs before a trailing list of tensors, which callers pass one by one: autograd does not track
+    tensors inside lists.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        kernel: Callable[..., Any],
+        reference: Callable[..., Any],
+        fake: Callable[..., Any],
+        *,
+        vmap: Rule = join,
+        setup_context: Callable[..., None] = save_nothing,
+        backward: Callable[..., Any] = no_derivative,
+        leading: int | None = None,
+    ) -> None:
+        self.leading = leading
+        self.op = torch.library.custom_op(f"coterie::{name}", kernel, mutates_args=(), device_types="cuda")
+        self.op.register_kernel("cpu", reference)
+        self.op.register_fake(fake)
+        self.op.register_vmap(partial(self._vmap_op, vmap))
+        rules: dict[str, Callable[..., Any]] = {
+            "forward": self._forward,
+            "setup_context": setup_context,
+            "backward": backward,
+            "vmap": partial(vmap, self),
+        }
+        self.function: Any = type(name, (torch.autograd.Function,), {n: staticmethod(f) for n, f in rules.items()})
+
+    def __call__(self, *inputs: Any) -> Any:
+        return self.function.apply(*inputs)
+
+    def _forward(self, *inputs: Any) -> Any:
+        outputs = self._call_op(*inputs)
+        return tuple(outputs) if isinstance(outputs, list) else outputs
+
+    def _call_op(self, *inputs: Any) -> Any:
+        return self.op(*inputs) if self.leading is None else self.op(*packed(inputs, self.leading))
+
+    def _vmap_op(self, vmap: Rule, info: Any, dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
+        if self.leading is not None:
+            dims, inputs = (*dims[:-1], *dims[-1]), (*inputs[:-1], *inputs[-1])
+        return vmap(self._call_op, info, dims, *inputs)
+
+
+def packed(inputs: tuple[Any, ...], leading: int) -> tuple[Any, ...]:
+    """The inputs after the first `leading` ones as one list."""
+    return *inputs[:leading], list(inputs[leading:])

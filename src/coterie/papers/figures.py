@@ -1,0 +1,154 @@
+"""The figure of a recipe as one self-contained SVG file, drawn without matplotlib; papers get publication.py's."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from coterie.core.errors import CoterieError
+from coterie.papers.panels import CurvePanel, HeatPanel, Panels, panels, provenance
+from coterie.papers.publication import available, publish
+from coterie.papers.recipes import Recipe
+from coterie.papers.results import Found
+from coterie.report import charts
+from coterie.report.charts import LEVELS, Series
+from coterie.report.markup import Markup, tag
+from coterie.report.page import asset
+from coterie.runs.disk import whole
+
+MARGIN, GAP, LINE = 20, 18, 20
+LETTER = 7.2  # approximate width of one
+MADE_OF = "The shade of a cell says how much of the head of the column's client is in the head of the row's client"
+
+
+class Draw(Protocol):
+    def __call__(self, *, x: float, y: float, width: float, height: float) -> Markup: ...
+
+
+class Panel(NamedTuple):
+    name: str
+    draw: Draw
+    about: str  # what it shows, in words
+
+
+class Sheet(NamedTuple):
+    panels: list[Panel]
+    columns: int
+    wide: float  # of a panel
+    high: float
+    key: list[tuple[int, str]]  # lines: look and name
+
+
+def write_figures(recipe: Recipe, found: Found, folder: Path, rounds: int | None = None) -> list[Path]:
+    """Write the SVG, and where matplotlib is installed PDF and PNG, each atomically; empty if nothing was run.
+
+    rounds: other ones than the paper's, which get a name of their own.
+    """
+    text = figure(recipe, found)
+    if text is None:
+        return []
+    path = folder / f"{recipe.id}{'' if rounds is None else f'-{rounds}-rounds'}.svg"
+    try:
+        with whole(path) as part:
+            part.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CoterieError(f"cannot write {path}: {error.strerror}") from None
+    return [path, *(publish(recipe, found, path.with_suffix("")) if available() else ())]
+
+
+def figure(recipe: Recipe, found: Found) -> str | None:
+    """SVG; None if nothing was run, or if the recipe is that of a table."""
+    made = panels(recipe, found)
+    if not made.shown:
+        return None
+    return drawn(recipe, sheet(recipe, found, made), provenance(recipe, made.contents))
+
+
+def sheet(recipe: Recipe, found: Found, made: Panels) -> Sheet:
+    run = {name for (name, _), by_seed in found.items() if by_seed}
+    looks = {row.name: look for look, row in enumerate(recipe.rows)}
+    key = [(look, name) for name, look in looks.items() if name in run]
+    parts = [curve_panel(recipe, p, looks) if isinstance(p, CurvePanel) else heat_panel(p) for p in made.shown]
+    if isinstance(made.shown[0], HeatPanel):
+        return Sheet(parts, made.columns, 300, 312, [])
+    return Sheet(parts, made.columns, charts.WIDTH, charts.HEIGHT, key)
+
+
+def curve_panel(recipe: Recipe, panel: CurvePanel, looks: dict[str, int]) -> Panel:
+    shown = [
+        Series(c.name, [(x, sum(values) / len(values)) for x, values in c.points], looks[c.name]) for c in panel.curves
+    ]
+    about = "; ".join(f"{s.name} ends at {s.points[-1][1]:.1f} percent" for s in shown)
+    title = panel.name or recipe.place
+    draw = partial(charts.lines, title, about, shown, panel.x_name, "accuracy, %", most=100, data_lines=None)
+    return Panel(panel.name, draw, about)
+
+
+def heat_panel(panel: HeatPanel) -> Panel:
+    shades = charts.shades(np.asarray(panel.matrix, np.float64)).tolist()
+    return Panel(panel.name, partial(charts.heat_map, panel.name, MADE_OF, shades, panel.labels), MADE_OF)
+
+
+def drawn(recipe: Recipe, sheet: Sheet, origin: str) -> str:
+    """Title, panels, legend and provenance."""
+    wide = sheet.columns * (sheet.wide + GAP) - GAP
+    above = LINE if any(shown.name for shown in sheet.panels) else 0
+    title = f"{recipe.id}: {recipe.paper}, {recipe.place}"
+    heading = fitting(title, wide)
+    parts, top = [charts.text(MARGIN, MARGIN + 10, heading, "start", "strong")], float(MARGIN + 22)
+    for first in range(0, len(sheet.panels), sheet.columns):
+        for column, shown in enumerate(sheet.panels[first : first + sheet.columns]):
+            left = MARGIN + column * (sheet.wide + GAP)
+            parts.append(charts.text(left, top + above - 4, fitting(shown.name, sheet.wide), "start", "strong"))
+            parts.append(shown.draw(x=left, y=top + above, width=sheet.wide, height=sheet.high))
+        top += above + sheet.high + GAP
+    more, top = legend(sheet.key, wide, top) if sheet.key else scale(top)
+    parts += more
+    top += GAP / 2
+    for line in textwrap.wrap(origin, int(wide / LETTER)):
+        top += LINE
+        parts.append(charts.text(MARGIN, top, line, "start", "axis"))
+    size = {"width": wide + 2 * MARGIN, "height": top + MARGIN}
+    ground = tag("rect", **size, rx=8, style="fill: var(--card)")
+    style = tag("style", Markup(asset("charts.css")))
+    about = " ".join(f"{p.name}: {p.about}." if p.name else f"{p.about}." for p in sheet.panels)
+    whole_svg = charts.svg(
+        title, about, size["width"], size["height"], style, ground, *parts, **size, xmlns="http://www.w3.org/2000/svg"
+    )
+    return f"{whole_svg}\n"
+
+
+def legend(key: Sequence[tuple[int, str]], wide: float, top: float) -> tuple[list[Markup], float]:
+    """The legend, as many entries per line as fit, and the y coordinate of its end."""
+    parts, left, top = list[Markup](), float(MARGIN), top + LINE
+    for look, name in key:
+        name = fitting(name, wide - 46)
+        width = 46 + LETTER * len(name) + GAP
+        if left > MARGIN and left + width > MARGIN + wide:
+            left, top = float(MARGIN), top + LINE
+        parts += [charts.key(look, left, top - 11), charts.text(left + 42, top, name, "start")]
+        left += width
+    return parts, top
+
+
+def scale(top: float) -> tuple[list[Markup], float]:
+    """The smallest share of each shade, in percent."""
+    parts = [charts.text(MARGIN, top + LINE, "percent, from", "start")]
+    for level in range(LEVELS):
+        left = MARGIN + 96 + 44 * level
+        parts += [
+            tag("rect", x=left, y=top + 9, width=16, height=14, class_=f"h{level}"),
+            charts.text(left + 20, top + LINE, str(level**2), "start"),
+        ]
+    return parts, top + LINE
+
+
+def fitting(words: str, wide: float) -> str:
+    """Truncate to the available width, also for bold text."""
+    most = int(wide / (1.15 * LETTER))
+    return words if len(words) <= most else f"{words[: most - 1]}…"

@@ -1,0 +1,32 @@
+"""The papers' tables and figures, one YAML file each: what to run, and the numbers that were published."""
+
+from coterie.papers.recipes.listing import listing, matches, shortened
+from coterie.papers.recipes.reading import RECIPES, find, read_recipe, recipes
+from coterie.papers.recipes.recipe import (
+    ROUNDS,
+    WEIGHTS,
+    Plan,
+    Published,
+    Recipe,
+    RecipeRow,
+    SettingsCase,
+    Value,
+)
+
+__all__ = [
+    "RECIPES",
+    "ROUNDS",
+    "WEIGHTS",
+    "Plan",
+    "Published",
+    "Recipe",
+    "RecipeRow",
+    "SettingsCase",
+    "Value",
+    "find",
+    "listing",
+    "matches",
+    "read_recipe",
+    "recipes",
+    "shortened",
+]

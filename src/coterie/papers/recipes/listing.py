@@ -1,0 +1,49 @@
+"""Recipes in a list: what each is about, how much work it is, and whether its data are there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from coterie.data import at_hand
+from coterie.papers.recipes.recipe import Recipe
+
+
+def listing(recipe: Recipe, data_dir: str | None) -> dict[str, Any]:
+    """One line of `coterie recipes`."""
+    sizes = sorted({recipe.plan(row, value).clients for row in recipe.rows for value in recipe.values})
+    sizes = sizes or [recipe.partition["num_clients"]]
+    return {
+        "id": recipe.id,
+        "also": list(recipe.also),
+        "paper": recipe.paper,
+        "place": recipe.place,
+        "dataset": recipe.datasets,
+        "clients": sizes,
+        "methods": [row.name for row in recipe.rows],
+        "values": len(recipe.values) if recipe.vary else 1,
+        "steps": recipe.work,
+        "at_hand": all(at_hand(dataset, data_dir) for dataset in recipe.datasets),
+        "instead": recipe.instead,
+    }
+
+
+def matches(recipe: Recipe, words: Sequence[str]) -> bool:
+    """Whether every word is somewhere in what a recipe is about."""
+    about = [recipe.id, *recipe.also, recipe.paper, recipe.place, *recipe.datasets]
+    about += [name for row in recipe.rows for name in (row.name, row.method)]
+    return all(any(word.lower() in text.lower() for text in about) for word in words)
+
+
+def shortened(recipe: dict[str, Any]) -> dict[str, str]:
+    """The same in a word or two for each column of a terminal."""
+    clients = [str(n) for n in recipe["clients"]]
+    return {
+        "id": recipe["id"],
+        "where": recipe["place"],
+        "dataset": "\n".join(recipe["dataset"]),
+        "clients": "-".join(clients[:1] + clients[1:][-1:]),
+        "methods": str(len(recipe["methods"]) or "-"),
+        "steps": f"{recipe['steps'] / 1e6:.1f}M" if recipe["methods"] else "-",
+        "data": "here" if recipe["at_hand"] else "-",
+    }

@@ -1,0 +1,244 @@
+"""What a recipe is, and the trainings it asks for."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import itertools
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, NamedTuple
+
+from coterie.api import VARY, About, federate, make_method, resolve
+from coterie.api.protocols import preset
+from coterie.core.data import Transform
+from coterie.core.errors import CoterieError
+from coterie.core.method import AnyMethod
+from coterie.data import PARTITIONS, transform
+from coterie.federation import Settings
+from coterie.methods import VARIANTS, method_class, training
+
+Value = tuple[tuple[str, Any], ...]  # one choice of the settings that vary: ((setting, value), ...)
+
+PERSONAL = "personal"  # a measure that is read where the method's paper reads it
+ROUNDS, WEIGHTS = "rounds", "head_weights"  # figures: curves over rounds; of whose heads every head is made
+REPORTS = ("last", "best", "mean of last 10")  # which rounds make the number
+AVERAGES = ("clients", "samples")  # what counts the same in it
+FEDERATION = {field.name for field in fields(Settings)} - {"seed", "evaluate_every"}
+
+SIZES = {  # samples of the official train and test split
+    "fashion-mnist-small": (9_000, 2_250),
+    "heart-disease": (693, 227),
+    "fashion-mnist": (60_000, 10_000),
+    "mnist": (60_000, 10_000),
+    "emnist": (697_932, 116_323),
+    "cifar10": (50_000, 10_000),
+    "cifar100": (50_000, 10_000),
+    "cinic10": (90_000, 90_000),
+}
+OWNERS = {"heart-disease": 4}  # clients by nature
+
+
+@dataclass(frozen=True)
+class Published:
+    """Percent, as printed."""
+
+    mean: float
+    std: float | None = None
+
+
+@dataclass(frozen=True)
+class SettingsCase:
+    """Settings for some of the values that vary."""
+
+    when: dict[str, Any]
+    set: dict[str, Any]
+
+    def fits(self, value: Value) -> bool:
+        chosen = dict(value)
+        return all(chosen[name] == wanted for name, wanted in self.when.items())
+
+
+@dataclass(frozen=True)
+class RecipeRow:
+    """One line of a table: a method, how it is set, and its numbers."""
+
+    name: str  # as the paper prints it
+    method: str
+    settings: dict[str, Any]  # of the method, its training or the federation, where they differ from the recipe's
+    read: str | None  # where it is measured, if not where the method says
+    cases: tuple[SettingsCase, ...]
+    published: dict[Value, dict[str, Published]]  # value -> measure -> number
+
+    @property
+    def point(self) -> str:
+        """Where its personal number is measured."""
+        base, changes, title = VARIANTS.get(self.method, (self.method, {}, ""))
+        results = method_class(base).results
+        named = results.get(title) if not changes else None  # a variant that is another result of the same training
+        return self.read or named or next(iter(results.values()))
+
+    @property
+    def training(self) -> str:
+        """The method that trains: several rows can be results of one training."""
+        return training(self.method)
+
+
+class Plan(NamedTuple):
+    """One training, with all that decides about its result but the seed."""
+
+    dataset: str
+    transform: Transform
+    rule: str
+    partition: dict[str, Any]
+    model: str
+    method: AnyMethod
+    federation: Settings
+    records: dict[str, list[int]]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All of it, in plain values."""
+        federation = {name: value for name, value in asdict(self.federation).items() if name != "seed"}
+        return {
+            "dataset": self.dataset,
+            "transform": asdict(self.transform),
+            "partition": {"rule": self.rule, **self.partition},
+            "model": self.model,
+            "method": {"name": type(self.method).__name__, **asdict(self.method)},
+            "federation": federation,
+            "records": self.records,
+        }
+
+    @property
+    def usual(self) -> dict[str, Any]:
+        """The settings that nobody has to name: what they are by default."""
+        return {
+            "transform": asdict(Transform()),
+            "method": asdict(type(self.method)()),
+            "federation": asdict(Settings()),
+            "records": {},
+        }
+
+    @property
+    def hash(self) -> str:
+        return hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def clients(self) -> int:
+        return clients_of(self.rule, self.partition, self.dataset)
+
+    @property
+    def work(self) -> int:
+        """Steps of local training by all participants of all rounds, about; some methods take several for one."""
+        train = self.method.train
+        batches = self.samples / train.batch_size
+        steps = train.local_epochs * max(int(batches) if train.drop_last else math.ceil(batches), 1)
+        new = self.federation.new_clients
+        members = self.clients - new.count(",") - 1 if isinstance(new, str) else round((1 - new) * self.clients)
+        extra = members if self.federation.full_last_round and self.federation.join_ratio < 1 else 0
+        return (self.federation.rounds * self.federation.joining(members) + extra) * steps
+
+    @property
+    def samples(self) -> float:
+        """Training samples of a client, on average."""
+        if "sizes" in self.partition:
+            return float(sum(self.partition["sizes"]) / len(self.partition["sizes"]))
+        if "local_size" in self.partition:
+            return float(self.partition["local_size"])
+        train, test = SIZES[self.dataset]
+        share = inspect.signature(PARTITIONS[self.rule]).parameters.get("train_share")  # of both splits together
+        everything = train if share is None else self.partition.get("train_share", share.default) * (train + test)
+        return float(everything) / self.clients
+
+
+@dataclass(frozen=True)
+class Recipe:
+    id: str
+    also: tuple[str, ...]  # other names of it
+    paper: str
+    place: str  # which table or figure
+    protocol: str
+    dataset: str
+    partition: dict[str, Any]  # with the rule
+    model: str
+    settings: dict[str, Any]  # of the federation and of local training, where they are not the protocol's
+    differs: dict[str, str]  # setting that is not the protocol's -> why
+    vary: dict[str, list[Any]]
+    cases: tuple[SettingsCase, ...]
+    report: str
+    averages: dict[str, str]  # measure -> what counts the same in it
+    measures: dict[str, str]  # name -> point, or PERSONAL
+    records: dict[str, list[int]]  # what methods report -> rounds to keep it of
+    figure: str | None  # what a figure shows its numbers over: ROUNDS or what varies; or WEIGHTS; None: a table
+    rows: tuple[RecipeRow, ...]
+    against: str  # the row that the others are tested against
+    instead: str | None  # how to make it, where that is not by training
+    notes: tuple[str, ...]
+
+    @property
+    def values(self) -> list[Value]:
+        """All choices of what varies; one empty choice if nothing does."""
+        return [tuple(zip(self.vary, chosen, strict=True)) for chosen in itertools.product(*self.vary.values())]
+
+    @property
+    def datasets(self) -> list[str]:
+        return list(dict.fromkeys(self.vary.get("dataset", [self.dataset])))
+
+    def with_partition_seed(self, seed: int | str | None) -> Recipe:
+        """The same with another draw of the partition, or one for every seed ("vary"); None: as it is."""
+        if seed is None:
+            return self
+        rule = self.partition["rule"]
+        if "seed" not in inspect.signature(PARTITIONS[rule]).parameters:
+            raise CoterieError(f"{self.id}: its partition {rule} is not random, so --partition-seed has no effect")
+        if not isinstance(seed, int) and seed != VARY:
+            raise CoterieError(f"--partition-seed must be a whole number or vary, got {seed!r:.40}")
+        return replace(self, partition={**self.partition, "seed": seed})
+
+    def point(self, row: RecipeRow, measure: str) -> str:
+        wanted = self.measures[measure]
+        return row.point if wanted == PERSONAL else wanted
+
+    def plan(self, row: RecipeRow, value: Value, rounds: int | None = None) -> Plan:
+        """The training of a row at a value: its settings, or else the protocol's. rounds: other than the paper's."""
+        chosen = {**self.settings, **matching(self.cases, value), **row.settings, **matching(row.cases, value)}
+        chosen |= dict(value)
+        dataset, model = chosen.pop("dataset", self.dataset), chosen.pop("model", self.model)
+        rule = self.partition["rule"]
+        takes = set(inspect.signature(PARTITIONS[rule]).parameters)
+        partition = {k: v for k, v in {**self.partition, **chosen}.items() if k in takes}
+        about = About(dataset, (), clients_of(rule, partition, dataset))
+        usual = preset(self.protocol, *about)
+        federation = federate({k: v for k, v in chosen.items() if k in FEDERATION}, usual)
+        own = {k: v for k, v in chosen.items() if k not in FEDERATION | takes}
+        if rounds is not None:
+            federation = replace(federation, rounds=rounds)
+        return Plan(
+            dataset,
+            transform(dataset, self.protocol),
+            rule,
+            partition,
+            model,
+            resolve(make_method(row.method, **own), self.protocol, about),
+            federation,
+            self.records,
+        )
+
+    @property
+    def work(self) -> int:
+        """Of all its trainings with one seed."""
+        plans = {p.hash: p for row in self.rows for value in self.values for p in [self.plan(row, value)]}
+        return sum(plan.work for plan in plans.values())
+
+
+def clients_of(rule: str, partition: Mapping[str, Any], dataset: str) -> int:
+    """How many clients a partition has."""
+    usual = inspect.signature(PARTITIONS[rule]).parameters.get("num_clients")
+    return int(partition.get("num_clients", usual.default if usual else OWNERS.get(dataset, 1)))
+
+
+def matching(cases: tuple[SettingsCase, ...], value: Value) -> Mapping[str, Any]:
+    return {name: setting for case in cases if case.fits(value) for name, setting in case.set.items()}

@@ -1,0 +1,214 @@
+"""Runs recipes: one training after the other, or several at a time."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, replace
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import torch
+
+from coterie.api import VARY, Execution, execute, ready
+from coterie.core.data import FederatedData
+from coterie.core.errors import CoterieError, unknown
+from coterie.core.names import spelling
+from coterie.data import at_hand, divide, federate, load, transform
+from coterie.federation import Round
+from coterie.papers.recipes import Plan, Recipe, RecipeRow, Value
+from coterie.papers.results import Found, Shelf, Unwritable, describe, hardware, outcome
+from coterie.runs.jobs import KEPT, Failures, JobSpec, side_by_side
+from coterie.runs.stopping import Stopped
+
+Watching = Callable[[str, int], AbstractContextManager[Callable[[Round], None]]]  # title, rounds -> observer
+
+
+class Training(NamedTuple):
+    """One training of a recipe."""
+
+    recipe: Recipe
+    row: RecipeRow
+    value: Value
+    plan: Plan
+    seed: int
+
+    @property
+    def title(self) -> str:
+        values = (f"{name}={setting}" for name, setting in self.value)
+        return " ".join([self.recipe.id, self.row.name, *values, f"seed {self.seed}"])
+
+    @property
+    def data(self) -> tuple[str, str, str, tuple[tuple[str, Any], ...]]:
+        """Arguments of `prepared`."""
+        partition = dict(self.plan.partition)
+        if partition.get("seed") == VARY:
+            partition["seed"] = self.seed
+        return self.plan.dataset, self.recipe.protocol, self.plan.rule, tuple(partition.items())
+
+
+Asked = Sequence[tuple[Recipe, Sequence[RecipeRow]]]  # recipes, and which rows of them
+
+
+def chosen_rows(recipe: Recipe, methods: Sequence[str] | None) -> list[RecipeRow]:
+    """Rows of these methods, by their names in the paper or in Coterie; all rows by default."""
+    if recipe.instead is not None:
+        raise CoterieError(f"{recipe.id} is not a training: {recipe.instead}")
+    if not methods:
+        return list(recipe.rows)
+    found = []
+    for wanted in methods:
+        rows = [row for row in recipe.rows if spelling(wanted) in (spelling(row.name), spelling(row.method))]
+        if not rows:
+            raise unknown(f"method of {recipe.id}", wanted, {row.method for row in recipe.rows})
+        found += rows
+    return [row for row in recipe.rows if row in found]
+
+
+def cells(asked: Asked, seeds: int, rounds: int | None) -> list[Training]:
+    """All distinct trainings of the rows, grouped by data."""
+    wanted: dict[tuple[str, int], Training] = {}
+    for recipe, rows in asked:
+        for value, row in itertools.product(recipe.values, rows):
+            plan = recipe.plan(row, value, rounds)
+            for seed in numbers(seeds):
+                wanted.setdefault((plan.hash, seed), Training(recipe, row, value, plan, seed))
+    together: dict[Any, list[Training]] = {}
+    for cell in wanted.values():
+        together.setdefault(cell.data, []).append(cell)
+    return list(itertools.chain(*together.values()))
+
+
+def numbers(seeds: int) -> range:
+    """Seeds 0 ... seeds - 1."""
+    if seeds < 1:
+        raise CoterieError(f"seeds must be at least 1, got {seeds}")
+    return range(seeds)
+
+
+def reproduce(
+    asked: Asked,
+    shelf: Shelf,
+    *,
+    seeds: int,
+    rounds: int | None,
+    how: Execution,
+    data_dir: str | None,
+    commit: str | None,
+    watching: Watching,
+    jobs: int = 1,
+    say: Callable[[str], None] = lambda line: None,
+) -> list[str]:
+    """Run the trainings without a result, and return what failed; a failure does not stop the others.
+
+    jobs: trainings at a time. watching: observes a single training. say: prints where each of several starts and ends.
+    """
+    if jobs < 1:
+        raise CoterieError(f"jobs must be at least 1, got {jobs}")
+    if jobs > 1 and how.backend == "ray":
+        raise CoterieError("--jobs and --backend ray cannot be combined: a cluster runs the clients of one training")
+    todo = [cell for cell in cells(asked, seeds, rounds) if shelf.find(cell.plan, cell.seed) is None]
+    if todo:
+        ready(how)
+    missing = missing_data({cell.plan.dataset for cell in todo}, data_dir)
+    shelf.make()
+    todo = [cell for cell in todo if cell.plan.dataset not in missing]
+    jobs = max(min(jobs, len(todo)), 1)
+    work = partial(train, shelf=shelf, how=how, data_dir=data_dir, commit=commit, jobs=jobs)
+    if jobs == 1:
+        return [*missing.values(), *one_by_one(todo, partial(work, watching=watching))]
+    tasks = [JobSpec(cell.title, cell) for cell in todo]
+    return [*missing.values(), *side_by_side(tasks, partial(unwatched, work), jobs, say)]
+
+
+def one_by_one(todo: Iterable[Training], work: Callable[[Training], Any]) -> list[str]:
+    """Train in this process; returns what failed."""
+    failures = Failures()
+    for cell in todo:
+        try:
+            work(cell)
+        except Unwritable as error:
+            raise Unwritable(f"{error}; {KEPT}") from None
+        except KeyboardInterrupt as stop:
+            raise Stopped(f"stopped; {KEPT}", getattr(stop, "signal", signal.SIGINT)) from None
+        except CoterieError as error:
+            failures.note(cell.title, str(error))
+    return failures.lines()
+
+
+def unwatched(work: Callable[..., dict[str, Any]], cell: Training) -> str:
+    """Train in a separate process; returns its numbers as in the table."""
+    content, recipe = work(cell, watching=lambda title, rounds: nullcontext(lambda record: None)), cell.recipe
+    scores = {
+        measure: outcome(content, recipe.point(cell.row, measure), recipe.report, average)
+        for measure, average in recipe.averages.items()
+    }
+    shown = [f"{measure} {score:.2f}" for measure, score in scores.items() if score is not None]
+    return "  ".join([*shown, f"{content['seconds']['total']:.0f} s"])
+
+
+def missing_data(datasets: set[str], data_dir: str | None) -> dict[str, str]:
+    """Dataset -> what to fetch. Raises if all are missing."""
+    missing: dict[str, str] = {}
+    for dataset in sorted(datasets):
+        if not at_hand(dataset, data_dir):
+            try:
+                load(dataset, data_dir)
+            except CoterieError as error:
+                missing[dataset] = str(error)
+    if missing and len(missing) == len(datasets):
+        raise CoterieError("; ".join(missing.values()))
+    return missing
+
+
+def train(
+    cell: Training,
+    shelf: Shelf,
+    how: Execution,
+    data_dir: str | None,
+    commit: str | None,
+    watching: Watching,
+    jobs: int,
+) -> dict[str, Any]:
+    """Train, store and return the result. jobs: number of trainings that share the machine."""
+    recipe, plan, start = cell.recipe, cell.plan, time.perf_counter()
+    data = prepared(*cell.data, data_dir)
+    federation = asdict(replace(plan.federation, seed=cell.seed))
+    with watching(cell.title, plan.federation.rounds) as watch:
+        result = execute(
+            plan.method, data, plan.model, backend=how, watch=watch, protocol=recipe.protocol, **federation
+        )
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    content = {
+        "recipe": recipe.id,
+        "method": cell.row.training,
+        "value": dict(cell.value),
+        "reduced": plan.federation.rounds != recipe.plan(cell.row, cell.value).federation.rounds,
+        "hardware": hardware(how.device) | ({"jobs": jobs} if jobs > 1 else {}),  # they shared it
+        "precision": how.precision,
+        **describe(result, plan, cell.seed, time.perf_counter() - start, commit),
+    }
+    shelf.add(recipe.id, cell.row.training, cell.value, plan, cell.seed, content)
+    return content
+
+
+@lru_cache(maxsize=1)
+def prepared(
+    dataset: str, protocol: str, rule: str, settings: tuple[tuple[str, Any], ...], data_dir: str | None
+) -> FederatedData:
+    source = replace(load(dataset, data_dir), transform=transform(dataset, protocol))
+    return federate(source, divide(source, rule, **dict(settings)))
+
+
+def results(recipe: Recipe, rows: Sequence[RecipeRow], shelf: Shelf, seeds: int, rounds: int | None) -> Found:
+    """Stored results of these rows."""
+    return {
+        (row.name, value): {s: content for s in numbers(seeds) if (content := shelf.find(plan, s)) is not None}
+        for row in rows
+        for value in recipe.values
+        for plan in [recipe.plan(row, value, rounds)]
+    }

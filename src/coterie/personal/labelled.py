@@ -1,0 +1,180 @@
+"""Read the labelled samples of one client, in all forms of users' data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from coterie.core.errors import CoterieError
+from coterie.data.user.images import piles_of
+from coterie.data.user.read import find
+from coterie.data.user.reading import Notes, Reading
+from coterie.data.user.tables import KINDS, table_files
+from coterie.personal.labels import LabelMapping
+from coterie.personal.samples import as_samples, read_arrays, read_image, read_table
+from coterie.runs.run import Run
+
+FORMS = (
+    "a CSV or Parquet file with a label column, an .npz file with x and y, a folder of such tables, a folder with one "
+    "folder of images for each class (or train and test with those in them)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledReading:
+    """How a file with labels is read."""
+
+    labels: LabelMapping = field(default_factory=LabelMapping)
+    label_column: str | None = None
+    group_column: str | None = None  # rows with the same value stay together in training or test
+    drop_column: str | None = None  # names of unused columns, separated by commas
+    resize: bool = False
+
+    @property
+    def dropped(self) -> list[str]:
+        return [name.strip() for name in (self.drop_column or "").split(",") if name.strip()]
+
+
+BY_NAME = LabelledReading()
+
+
+class LabelledPart(NamedTuple):
+    split: str | None  # train or test; None: not split
+    x: Tensor  # (N, ...) raw
+    y: Tensor  # (N,) classes of the run
+    group: NDArray[Any] | None = None  # (N,) samples of one group stay together
+
+
+def read_labelled(run: Run, path: str | Path, reading: LabelledReading) -> list[LabelledPart]:
+    """All samples of one client, with the run's classes as labels."""
+    where = Path(os.path.expanduser(path))
+    if not where.exists():
+        raise CoterieError(f"{where}: no such file or folder")
+    try:
+        parts = read_parts(run, where, reading)
+    except OSError as error:
+        raise CoterieError(f"{error.filename or where}: cannot be read ({error.strerror})") from None
+    parts = [part for part in parts if len(part.y)]
+    if not parts:
+        raise CoterieError(f"{where} has no samples")
+    return parts
+
+
+def read_parts(run: Run, path: Path, reading: LabelledReading) -> list[LabelledPart]:
+    kind = path.suffix.lower()
+    if reading.group_column is not None and not (path.is_file() and kind in KINDS) and not table_files_in(path):
+        raise CoterieError(f"{path}: --group-column is for tables; in an .npz file, the array 'group' has the groups")
+    if path.is_file() and kind == ".npz":
+        return read_npz(run, path, reading)
+    if path.is_file() and kind in KINDS:
+        return [read_labelled_table(run, path, None, reading)]
+    if path.is_dir() and (files := table_files(path)):
+        return [read_labelled_table(run, file, split, reading) for file, split in files]
+    if path.is_dir() and (parts := read_images(run, path, reading)):
+        return parts
+    if path.is_dir():
+        return read_other(run, path, reading)
+    raise CoterieError(f"{path}: no data that can be read; it can be {FORMS}")
+
+
+def read_labelled_table(run: Run, path: Path, split: str | None, reading: LabelledReading) -> LabelledPart:
+    table = read_table(run, path, reading.label_column, reading.dropped, reading.group_column)
+    if table.labels is None:
+        raise CoterieError(f"{path}: no column with labels; name it with --label-column")
+    return LabelledPart(split, table.x, reading.labels.classes(table.labels, run.class_names, str(path)), table.groups)
+
+
+def read_npz(run: Run, path: Path, reading: LabelledReading) -> list[LabelledPart]:
+    """x and y, and x_test and y_test; also as x_train or train_x. classes: names of the labels 0, 1, ..."""
+    arrays = read_arrays(path)
+    if len(names := np.unique(arrays["client"].astype(str)) if "client" in arrays else ()) > 1:
+        raise one_client(path, names)
+    named = [("train", "x", "y"), *((s, *pair) for s in ("train", "test") for pair in spellings(s))]
+    found = [(split, x, y) for split, x, y in named if x in arrays or y in arrays]
+    if not found:
+        raise CoterieError(f"{path}: no arrays 'x' and 'y'; it has: {', '.join(arrays) or 'none'}")
+    divided = any(split == "test" for split, _, _ in found)
+    parts = [LabelledPart(s if divided else None, *arrays_of(run, path, arrays, (x, y), reading)) for s, x, y in found]
+    group = arrays.get("group")
+    if group is None or divided:
+        return parts
+    if group.shape != parts[0].y.shape:
+        raise CoterieError(f"{path}: group must be one value for each of the {len(parts[0].y)} samples")
+    return [parts[0]._replace(group=group)]
+
+
+def spellings(split: str) -> tuple[tuple[str, str], ...]:
+    return (f"x_{split}", f"y_{split}"), (f"{split}_x", f"{split}_y")
+
+
+def arrays_of(
+    run: Run, path: Path, arrays: dict[str, NDArray[Any]], names: tuple[str, str], reading: LabelledReading
+) -> tuple[Tensor, Tensor]:
+    x_name, y_name = names
+    for name in names:
+        if name not in arrays:
+            raise CoterieError(f"{path}: no array '{name}'; it has: {', '.join(arrays)}")
+    x, y = as_samples(run, path, x_name, arrays[x_name], arrays.get("columns")), arrays[y_name]
+    if y.shape != (len(x),) or y.dtype.kind not in "iuUS":
+        raise CoterieError(
+            f"{path}: {y_name} must be one whole number or name for each of the {len(x)} samples, "
+            f"not {y.dtype} of shape {y.shape}"
+        )
+    y = np.char.decode(y, "utf-8", "replace") if y.dtype.kind == "S" else y
+    classes = arrays.get("classes")
+    if classes is not None and classes.ndim == 1 and y.dtype.kind in "iu":
+        if len(y) and not 0 <= y.min() <= y.max() < len(classes):
+            raise CoterieError(f"{path}: labels from {y.min()} to {y.max()}, but 'classes' has {len(classes)} names")
+        y = classes.astype(str)[y]
+    return x, reading.labels.classes(y, run.class_names, str(path))
+
+
+def read_images(run: Run, path: Path, reading: LabelledReading) -> list[LabelledPart]:
+    """class/*.png, or train/class/*.png and test/class/*.png."""
+    piles = [pile for pile in piles_of(path, Notes()) if pile.files]
+    parts = []
+    for split in sorted({pile.split for pile in piles}, key=str):
+        own = [(file, pile.label) for pile in piles if pile.split == split for file in pile.files]
+        x = torch.stack([read_image(run, file, reading.resize) for file, _ in own])
+        y = reading.labels.classes(np.array([label for _, label in own]), run.class_names, str(path))
+        parts.append(LabelledPart(split, x, y))
+    return parts
+
+
+def read_other(run: Run, path: Path, reading: LabelledReading) -> list[LabelledPart]:
+    """A folder of clients that holds only one."""
+    found = find(path, Reading(label_column=reading.label_column), notes := Notes())
+    if notes.errors:
+        raise CoterieError(str(notes.errors[0]))
+    clients = sorted({part.client for part in found.parts})
+    if len(clients) != 1:
+        raise one_client(path, clients)
+    made = []
+    for part in found.parts:
+        y = np.array(found.classes)[part.y] if found.classes and part.y.dtype.kind in "iu" else part.y
+        x = as_samples(run, path, "x", part.x)
+        made.append(LabelledPart(part.split, x, reading.labels.classes(y, run.class_names, str(path))))
+    return made
+
+
+def one_client(path: Path, clients: Sequence[str] | NDArray[Any]) -> CoterieError:
+    shown = ", ".join(map(str, clients[:5])) + (", ..." if len(clients) > 5 else "")
+    return CoterieError(f"{path}: holds {len(clients)} clients ({shown}); give the data of one")
+
+
+def table_files_in(path: Path) -> bool:
+    return path.is_dir() and bool(table_files(path))
+
+
+def joined(parts: Sequence[LabelledPart], split: str | None = None) -> tuple[Tensor, Tensor]:
+    """The samples of all parts, or those of one split."""
+    own = [part for part in parts if split is None or part.split == split]
+    return torch.cat([part.x for part in own]), torch.cat([part.y for part in own])

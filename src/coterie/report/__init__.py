@@ -1,0 +1,1 @@
+"""The HTML report, the live page, and charts."""

@@ -1,0 +1,136 @@
+"""Names of runs in a report, by method and by the settings that differ, and what a run reports."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from coterie.federation.history import POINTS
+from coterie.methods import METHODS
+from coterie.runs.run import Run
+
+WORDS = {"pre": "PRE", "post": "POST", "finished": "finished", "kept": "kept", "global": "global"}  # points, in short
+WORDS |= {"new_pre": "PRE, new clients", "new_post": "POST, new clients", "new_global": "global, new clients"}
+
+
+class Reported(NamedTuple):
+    """One number that a run reports."""
+
+    run: Run
+    label: str  # the same for runs that differ only in their seed
+    name: str  # unique
+    point: str
+    look: int  # in charts
+
+
+def entries(runs: Sequence[Run]) -> list[Reported]:
+    """All numbers that the runs report, in the order of the runs."""
+    found = [
+        (run, f"{outcome}{detail}", point)
+        for run, detail in zip(runs, details(runs), strict=True)
+        for outcome, point in outcomes(run).items()
+    ]
+    labels = Counter(label for _, label, _ in found)
+    return [
+        Reported(run, label, label if labels[label] == 1 else f"{label}, seed {run.seed}", point, look)
+        for look, (run, label, point) in enumerate(found)
+    ]
+
+
+def results(run: Run) -> list[Mapping[str, Any]]:
+    """The outcomes in result.json."""
+    listed = (run.result or {}).get("outcomes")
+    return [o for o in listed if isinstance(o, dict)] if isinstance(listed, list) else []
+
+
+def outcomes(run: Run) -> dict[str, str]:
+    """Name -> point of what the method reports. Before that is measured: the first point that is."""
+    points = {text: point for point, text in POINTS.items()}
+    found = {str(o.get("name")): points.get(str(o.get("measured")), "") for o in results(run)}
+    known = METHODS.get(str(run.section("method").get("class")))
+    reported = found or (known.results if known else {run.title: "pre"})
+    measured = {name: point for name, point in reported.items() if run.curve(point)}
+    return measured or {f"{run.title} ({point})": point for point in run.measured[:1]}
+
+
+def dataset(run: Run) -> tuple[str, str]:
+    """Name and partition of the data. Runs in which both agree have the same clients."""
+    data = run.section("data")
+    partition = data.get("partition")
+    mark = partition.get("hash") if isinstance(partition, dict) else None
+    return str(data.get("name", "unknown data")), str(mark or data.get("train_sizes", ""))
+
+
+def comparable(run: Run) -> tuple[str, str]:
+    """Equal for runs that can be compared: on the same data, or on partitions drawn alike, each with its own seed."""
+    name, mark = dataset(run)
+    partition = run.section("data").get("partition")
+    if not isinstance(partition, dict) or partition.get("partition_seed") != "vary":
+        return name, mark
+    return name, json.dumps({k: v for k, v in partition.items() if k not in ("hash", "seed")}, sort_keys=True)
+
+
+def client_label(run: Run, number: int, point: str) -> str:
+    """The client's name. Clients that joined at the end, and unnamed ones, go by their number."""
+    known = number in run.numbers and len(run.client_names) == len(run.numbers) and not point.startswith("new_")
+    return run.client_name(number) if known else str(number)
+
+
+def details(runs: Sequence[Run]) -> list[str]:
+    """For each run what sets it apart from others of its method; empty if only the seed does."""
+    groups: dict[str, list[tuple[Run, dict[str, Any]]]] = {}
+    for run in runs:
+        groups.setdefault(run.title, []).append((run, settings(run)))
+    found = {id(run): detail(run, own, alike) for alike in groups.values() for run, own in alike}
+    return [found[id(run)] for run in runs]
+
+
+def detail(run: Run, own: Mapping[str, Any], alike: Sequence[tuple[Run, Mapping[str, Any]]]) -> str:
+    differ = [name for name in own if any(other.get(name) != own[name] for _, other in alike)]
+    begun = [(other.seed, start(other)) for other, set_so in alike if set_so == own]
+    if begun.count((run.seed, start(run))) > 1 or len(differ) > 2:
+        return f" ({run.path.name})"
+    words = [f", {name.rsplit('.', 1)[-1].replace('_', ' ')} {own[name]}" for name in differ]
+    if len(set(begun)) > len({seed for seed, _ in begun}):  # the user's own weights, with the same seed
+        words.append(f", start {start(run)[:7]}")
+    return "".join(words)
+
+
+def settings(run: Run) -> dict[str, Any]:
+    """The settings that affect results, except the seed and the initial weights that follow from it."""
+    parts = {name: run.section(name) for name in ("data", "model", "method", "federation")}
+    return {name: value for name, value in flat(parts).items() if name not in ("federation.seed", "model.start")}
+
+
+def start(run: Run) -> str:
+    """The checksum of the initial weights."""
+    return str(run.section("model").get("start", "unknown"))
+
+
+def flat(parts: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Dotted names -> values."""
+    found: dict[str, Any] = {}
+    for name, value in parts.items():
+        found |= flat(value, f"{before}{name}.") if isinstance(value, dict) else {f"{before}{name}": value}
+    return found
+
+
+class Named(NamedTuple):
+    """A run with its name and look in charts."""
+
+    run: Run
+    name: str  # unique
+    look: int
+
+
+def named(runs: Sequence[Run]) -> list[Named]:
+    """Runs, named after the first number that they report."""
+    first = {id(e.run): e for e in reversed(entries(runs))}
+    found = [(run, first.get(id(run))) for run in runs]
+    names = [entry.name if entry else run.title for run, entry in found]
+    if len(set(names)) < len(names):
+        names = [f"{run.title} ({run.path.name})" for run in runs]
+    looks = [entry.look if entry else i for i, (_, entry) in enumerate(found)]
+    return [Named(*row) for row in zip(runs, names, looks, strict=True)]

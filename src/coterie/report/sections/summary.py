@@ -1,0 +1,152 @@
+"""The main numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from coterie.analysis.comparison import Comparison, cell
+from coterie.analysis.outcomes import NEW
+from coterie.federation.history import POINTS, so_many, worst_tenth
+from coterie.report import charts
+from coterie.report.charts import ChartRow
+from coterie.report.elements import figure, paragraph, section, table
+from coterie.report.markup import Markup, join, tag
+from coterie.report.naming import Reported, comparable, dataset, entries, outcomes, results
+from coterie.report.sections.clients import tip
+from coterie.report.shortfalls import shortfalls
+from coterie.runs.run import Run
+
+
+def summary(runs: Sequence[Run]) -> Markup:
+    """The main numbers: tiles for one run, tables for several."""
+    notes = [paragraph(note, class_="note") for run in runs for note in remarks(run, len(runs) > 1)]
+    found = entries(runs)
+    if len(runs) == 1:
+        return section("summary", "Summary", *notes, tiles(found), all_clients(found))
+    tables = [comparison_tables(group) for group in same_data(found)]
+    return section("summary", "Summary", *notes, all_clients(found), *tables)
+
+
+def remarks(run: Run, several: bool) -> list[str]:
+    """Remarks on unfinished and incomplete runs."""
+    name = f"{run.title} ({run.path.name})" if several else "This run"
+    found = []
+    if run.result is None:
+        after = f"after round {max(run.rounds)}" if run.rounds else "before its first round ended"
+        of = f" of {run.planned}" if run.rounds and run.planned else ""
+        found.append(
+            f"{name} is not finished: it stopped {after}{of}, or is still running. The report shows what it measured."
+        )
+    missing = [*run.missing, *shortfalls(run)]
+    if missing:
+        found.append(f"{name} is shown as far as its folder goes: {'; '.join(missing)}.")
+    return found
+
+
+def last(entry: Reported) -> dict[str, float]:
+    """The last measurement at an entry's point: mean, standard deviation, ..."""
+    row = [row for row in entry.run.rounds.values() if f"{entry.point}_mean" in row][-1]
+    return {key.removeprefix(f"{entry.point}_"): v for key, v in row.items() if key.startswith(f"{entry.point}_")}
+
+
+def tiles(found: Sequence[Reported]) -> Markup:
+    """The main numbers of one run as tiles."""
+    made = []
+    for entry in found:
+        numbers = last(entry)
+        forms = {
+            "mean": ("{:.1f} %", f"{entry.label}: mean accuracy over clients"),
+            "worst10": ("{:.1f} %", f"mean of the worst 10 % of clients{worst_words(entry)}"),
+            "std": ("± {:.1f}", "points, standard deviation over clients"),
+        }
+        made += [(form.format(100 * numbers[key]), words) for key, (form, words) in forms.items() if key in numbers]
+    if found:
+        run = found[0].run
+        made += [(size(run.total("bytes_")), "sent, up and down"), (duration(run.total("seconds_")), "of computing")]
+    return tag("dl", *(tag("div", tag("dt", name), tag("dd", value)) for value, name in made), class_="tiles")
+
+
+def worst_words(entry: Reported) -> str:
+    scores = entry.run.scores.get(entry.point)
+    return f" ({so_many(worst_tenth(len(scores)))})" if scores else ""
+
+
+def size(count: float) -> str:
+    for unit, one in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= one:
+            return f"{count / one:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def same_data(found: Sequence[Reported]) -> list[list[Reported]]:
+    """Group entries that can be compared: on the same samples, or on partitions drawn alike."""
+    groups: dict[tuple[str, str], list[Reported]] = {}
+    for entry in found:
+        groups.setdefault(comparable(entry.run), []).append(entry)
+    return list(groups.values())
+
+
+def comparison_tables(group: Sequence[Reported]) -> Markup:
+    """Tables that compare methods on the same data."""
+    found = [outcome(entry) for entry in group]
+    clients = max(len(o["clients"]) for o in found)
+    accuracies, *tests = Comparison(found, dataset(group[0].run)[0], clients, reference(group)).text_tables()
+    spent = [cell([o for o in found if o["method"] == row[0]], "seconds", 1) for row in accuracies.rows]
+    rows = [[*row, seconds] for row, seconds in zip(accuracies.rows, spent, strict=True)]
+    made = [table(accuracies.title, [*accuracies.header, "seconds"], rows), paragraph(accuracies.note, class_="small")]
+    for test in tests:
+        if test.rows:
+            made += [table(test.title, test.header, test.rows), paragraph(test.note, class_="small")]
+    return join(*made)
+
+
+def reference(group: Sequence[Reported]) -> str | None:
+    """What the other runs of their comparison were tested against, if the runs agree on it."""
+    found = {e.label for e in group if e.run.reference and outcomes(e.run).get(e.run.reference) == e.point}
+    return found.pop() if len(found) == 1 else None
+
+
+def outcome(entry: Reported) -> dict[str, Any]:
+    """An entry in the form of `coterie compare`."""
+    run, scores = entry.run, entry.run.scores.get(entry.point, [])
+    chosen = [o.get("best_by_validation") for o in results(run) if o.get("measured") == POINTS[entry.point]]
+    return {
+        "method": entry.label,
+        "seed": run.seed,
+        **last(entry),
+        **{p: curve[-1][1] / 100 for p in ("pre", "post", "global", *NEW) if (curve := run.curve(p))},
+        "best_by_validation": next((v for v in chosen if isinstance(v, float)), None),
+        "megabytes": run.total("bytes_") / 1e6,
+        "seconds": run.total("seconds_"),
+        "content": str(run.section("data").get("content") or dataset(run)[1]),
+        "clients": [s.client for s in scores],
+        "accuracies": [s.percent / 100 for s in scores],
+    }
+
+
+def all_clients(found: Sequence[Reported]) -> Markup:
+    rows = [
+        ChartRow(e.name, [s.percent for s in scores], [tip(e, s) for s in scores])
+        for e in found
+        if (scores := e.run.scores.get(e.point))
+    ]
+    if not rows:
+        return join()
+    drawn = charts.strips(
+        "Accuracy of every client",
+        "; ".join(f"{r.name}: {min(r.values):.1f} to {max(r.values):.1f} percent" for r in rows),
+        rows,
+        "accuracy on the client's test samples, %",
+    )
+    caption = (
+        "Each stroke is a client, darker where several coincide; the diamond is the mean. "
+        "The clients with the lowest accuracy are on the left."
+    )
+    return figure(caption, drawn, class_="strips")

@@ -1,0 +1,1 @@
+"""A run on disk: everything that reads or writes a run folder."""

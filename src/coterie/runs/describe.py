@@ -1,0 +1,128 @@
+"""Describe a run for config.json and result.json: data, method, model, machine and outcomes."""
+
+from __future__ import annotations
+
+import math
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie.core import tree
+from coterie.core.data import FederatedData
+from coterie.core.version import VERSION
+from coterie.core.wrapper import innermost
+from coterie.data import describe_input, picture
+from coterie.execution import Backend, LocalBackend
+from coterie.federation import Settings
+from coterie.federation.history import POINTS, worst_tenth
+from coterie.federation.trained import TrainedFederation
+from coterie.methods import described
+from coterie.runs.checkpoint_files import checksum
+from coterie.runs.tables import PHASES
+
+
+def describe(
+    clients: Backend, newcomers: LocalBackend | None, settings: Settings, config: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The content of config.json, enough to repeat the run. config: sections to add or replace."""
+    method, model, cuda = innermost(clients.method), clients.model, clients.device.type == "cuda"
+    about: dict[str, Any] = {
+        "method": described(method),
+        "model": {
+            "encoder": str(model.encoder),
+            "head": str(model.head),
+            "head_name": model.head_name,
+            "parameters": numbers(model.start),
+            "encoder_parameters": numbers(model.start.encoder),
+            "head_parameters": numbers(model.start.head),
+            "frozen_parameters": numbers(model.frozen),
+            "start": checksum(model.initial, {}),
+        },
+        "federation": asdict(settings),
+        "ran": {
+            "backend": type(clients).__name__,
+            "device": clients.device.type,
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "coterie": VERSION,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "machine": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
+        },
+    }
+    if isinstance(clients, LocalBackend):
+        about["data"] = facts(clients.data) | {"new_content": newcomers and fingerprint(newcomers.data)}
+    return {**about, **config}
+
+
+def numbers(weights: object) -> int:
+    """The number of elements in a tree."""
+    return sum(t.numel() for t in tree.leaves(weights))
+
+
+def facts(data: FederatedData) -> dict[str, Any]:
+    """The section `data` of config.json."""
+    partition = data.partition
+    return {
+        "name": data.name,
+        "clients": data.clients,
+        "classes": data.classes,
+        "class_names": list(data.class_names),
+        "client_names": list(data.client_names),
+        "shape": list(data.shape),
+        "dtype": str(data.train.x.dtype).removeprefix("torch."),
+        "train_sizes": list(data.train.sizes),
+        "test_sizes": list(data.test.sizes),
+        "content": fingerprint(data),
+        "input": describe_input(data),
+        "transform": asdict(data.transform),
+        "partition": partition and {"name": partition.name, "hash": partition.hash, **partition.settings},
+    }
+
+
+def fingerprint(data: FederatedData) -> str:
+    """SHA-256 of all samples and their owners."""
+    held = {name: split for name in ("train", "test", "validation") if (split := getattr(data, name)) is not None}
+    sizes = {name: list(split.sizes) for name, split in held.items()}
+    return checksum({f"{name}.{part}": getattr(split, part) for name, split in held.items() for part in "xy"}, sizes)
+
+
+def portrait(name: str, rule: str | None, counts: Tensor, names: Sequence[str]) -> str:
+    """An SVG of the class counts (m, K) of the clients."""
+    title = f"{name}{f', {rule}' if rule else ''}: {len(counts)} clients, {int(counts.sum())} training samples"
+    return picture(title, counts.numpy(), tuple(names) or tuple(map(str, range(counts.shape[1]))))
+
+
+def number(value: float | None) -> float | None:
+    """None for NaN and infinity, which JSON lacks."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def summarise(result: TrainedFederation) -> dict[str, Any]:
+    """The content of result.json; accuracies in 0..1."""
+    return {
+        "method": result.method.title,
+        "outcomes": [
+            {
+                "name": o.name,
+                "measured": POINTS[o.point],
+                "last": {name: number(value) for name, value in o.last._asdict().items()},
+                "clients": result.history.tested(o.point),
+                "worst10_clients": worst_tenth(result.history.tested(o.point)),
+                "best_on_test": number(o.best_on_test),
+                "best_by_validation": number(o.by_validation),
+            }
+            for o in result.outcomes()
+        ],
+        "privacy": result.privacy,
+        "ended": result.history.ended._asdict() if result.history.ended else None,
+        "rounds": max(record.number for record in result.history),
+        "bytes_up": sum(record.bytes_up for record in result.history),
+        "bytes_down": sum(record.bytes_down for record in result.history),
+        "seconds": {p: round(sum(r.seconds.get(p, 0.0) for r in result.history), 3) for p in PHASES},
+        "left_out": sorted({client for record in result.history for client in record.left_out}),
+    }

@@ -1,0 +1,68 @@
+"""Build a run's method and network from its configuration. Code outside Coterie needs the user's consent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from coterie.core.errors import CoterieError
+from coterie.core.importing import is_code, trusted, untrusted
+from coterie.core.method import AnyMethod
+from coterie.core.model import FROZEN, Model
+from coterie.models import build_model
+from coterie.runs.config import made_method
+
+if TYPE_CHECKING:
+    from coterie.runs.run import Run
+
+
+def rebuilt_method(run: Run) -> AnyMethod:
+    section, own = run.section("method"), run.own_method
+    if own is None and is_code(section["class"]):
+        trust(run, "method", section["class"])
+        own = section["class"]
+    with run.files.parsing("config.json"):
+        return made_method(section, own)
+
+
+def rebuilt_model(run: Run) -> Model:
+    """The network with the weights that all clients started from."""
+    start = run.model_files.tensors("start.safetensors")
+    frozen = run.model_files.tensors("frozen.safetensors") if "frozen.safetensors" in run.model_files.sums else {}
+    initial = start | {f"{FROZEN}{name}": t for name, t in frozen.items()}
+    dtype = next((t.dtype for t in start.values() if t.is_floating_point()), torch.float32)
+    network, section = network_of(run), run.section("network")
+    options = section.get("args") if isinstance(network, str) else None
+    sample = (run.shape, run.dtype, run.classes, run.transform)
+    model = build_model(network, *sample, section["head"], run.settings.seed, options).to("cpu", dtype)
+    if {name: t.shape for name, t in model.initial.items()} != {name: t.shape for name, t in initial.items()}:
+        raise CoterieError(
+            f"{run.path}: the network has other weights than the one that was trained, or freezes others "
+            "(requires_grad=False); was its code changed?"
+        )
+    return model.begin_from(initial)
+
+
+def network_of(run: Run) -> str | nn.Module:
+    """The network that the user gave, or the name in config.json."""
+    if run.own_model is not None:
+        return run.own_model
+    name: str | None = run.section("network")["name"]
+    if name is None:
+        raise CoterieError(
+            f"{run.path}: the network was a Python object, so it cannot be rebuilt by name. Pass it as "
+            "coterie.load_run(path, model=network), or --model package.module:Class. Runs that were started with such "
+            "a name can be loaded without it"
+        )
+    if is_code(name):
+        trust(run, "model", name)
+    return name
+
+
+def trust(run: Run, what: str, name: str) -> None:
+    """Import code that config.json names, if the user allows it."""
+    if not run.trust_code:
+        raise untrusted(run.path, f"--{what}", name)
+    trusted(what, name, run.config.get("command"))

@@ -1,0 +1,191 @@
+"""The tables of a run folder, as rows and as what is read from them: metrics.csv, clients.csv and classes.csv."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from coterie.core import random
+from coterie.execution import Scores
+from coterie.federation import History, Round, Settings
+from coterie.federation.history import POINTS, Summary
+
+PHASES = ("send", "train", "receive", "evaluate", "finish")
+COLUMNS = ["round", "participants", "left_out", "bytes_up", "bytes_down", *(f"seconds_{phase}" for phase in PHASES)]
+CLIENT_COLUMNS = ["round", "client", "point", "split", "correct", "total", "accuracy", "loss"]
+Measures = dict[str, float]  # column of metrics.csv -> value, if it has one
+
+
+class Score(NamedTuple):
+    """One client at one point of measurement."""
+
+    client: int
+    correct: int
+    total: int  # at least 1
+
+    @property
+    def percent(self) -> float:
+        return 100 * self.correct / self.total
+
+
+class ClientTable(NamedTuple):
+    """What clients.csv says of the test split."""
+
+    last: Mapping[str, Sequence[Score]]  # point -> scores in the last round in which it was measured
+    measured: Mapping[str, int]  # point -> that round
+    trained: Mapping[int, Sequence[int]]  # round -> clients that returned an update
+
+
+class ClassTable(NamedTuple):
+    names: tuple[str, ...]
+    counts: NDArray[np.int64]  # (m, K) training samples
+
+
+def columns_of(splits: Sequence[str], newcomers: bool) -> list[str]:
+    """The columns of metrics.csv."""
+    points = [point for point in POINTS if newcomers or not point.startswith("new_")]
+    return COLUMNS + [
+        f"{prefix(split)}{point}_{name}" for split in splits for point in points for name in Summary._fields
+    ]
+
+
+def prefix(split: str) -> str:
+    return "" if split == "test" else f"{split}_"
+
+
+def measures(record: Round) -> dict[str, Any]:
+    """One row of metrics.csv."""
+    row: dict[str, Any] = {
+        "round": record.number,
+        "participants": len(record.participants),
+        "left_out": " ".join(map(str, record.left_out)),
+        "bytes_up": record.bytes_up,
+        "bytes_down": record.bytes_down,
+        **{f"seconds_{phase}": round(seconds, 4) for phase, seconds in record.seconds.items()},
+    }
+    for (point, split), scores in record.scores.items():
+        summary = Summary.of(scores)._asdict()  # NaN if no client has samples: an empty cell
+        row |= {f"{prefix(split)}{point}_{name}": round(v, 6) for name, v in summary.items() if not math.isnan(v)}
+    return row
+
+
+def client_rows(record: Round) -> list[list[Any]]:
+    return [
+        [record.number, client, point, split, int(correct), total, round(correct / max(total, 1), 6), round(loss, 6)]
+        for (point, split), scores in record.scores.items()
+        for client, correct, total, loss in zip(*(column.tolist() for column in scores), strict=True)
+    ]
+
+
+def class_rows(counts: Tensor, names: Sequence[str], ids: Sequence[int] | None) -> list[list[Any]]:
+    """One line per client with its training samples of each class. ids: None for 0, 1, ..."""
+    header = ["client", *(names or range(counts.shape[1]))]
+    rows = zip(ids or range(len(counts)), counts.tolist(), strict=True)
+    return [header, *([client, *own] for client, own in rows)]
+
+
+def lines(content: bytes) -> Iterator[str]:
+    """Complete lines only: a run that was killed may leave part of a line at the end."""
+    text = io.StringIO(content.decode("utf-8", "replace"), newline="")
+    yield from (line for line in text if line.endswith("\n"))
+
+
+def rows_of(content: bytes) -> Iterator[dict[str, str]]:
+    yield from (row for row in csv.DictReader(lines(content)) if None not in row and None not in row.values())
+
+
+def read_rounds(content: bytes) -> dict[int, Measures]:
+    """metrics.csv by round."""
+    rounds: dict[int, Measures] = {}
+    for row in rows_of(content):
+        add_row(rounds, row)
+    return rounds
+
+
+def add_row(rounds: dict[int, Measures], row: Mapping[str, Any]) -> None:
+    """Add a row of metrics.csv. The final step has a row of its own: its bytes and seconds count to the last round."""
+    kept = rounds.setdefault(int(row["round"]), {})
+    for column, text in row.items():
+        value = finite(text)
+        if value is not None:
+            adds = column.startswith(("bytes_", "seconds_"))
+            kept[column] = kept.get(column, 0.0) + value if adds else value
+
+
+def finite(text: str | float) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:  # empty: not measured; or a list of clients
+        return None
+    return value if math.isfinite(value) else None
+
+
+def read_clients(content: bytes) -> ClientTable:
+    last, measured, trained = dict[str, list[Score]](), dict[str, int](), dict[int, list[int]]()
+    for row in rows_of(content):
+        if row["split"] != "test":
+            continue
+        number, point, client = int(row["round"]), row["point"], int(row["client"])
+        if point == "post":
+            trained.setdefault(number, []).append(client)
+        if measured.get(point) != number:
+            measured[point], last[point] = number, []
+        if int(row["total"]):  # a client without samples has no accuracy
+            last[point].append(Score(client, int(row["correct"]), int(row["total"])))
+    return ClientTable(last, measured, trained)
+
+
+def read_classes(content: bytes) -> ClassTable:
+    header, *rows = list(csv.reader(lines(content))) or [[]]
+    counts = np.array([[int(n) for n in row[1:]] for row in rows], np.int64)
+    if counts.shape != (len(rows), len(header) - 1) or not counts.size:
+        raise ValueError("not a table")
+    return ClassTable(tuple(header[1:]), counts)
+
+
+def read_history(metrics: bytes, scores: bytes, settings: Settings, clients: int) -> History:
+    """The rounds as they were recorded, without the method's own reports. scores: content of clients.csv."""
+    measured: dict[tuple[int, str, str], list[dict[str, str]]] = {}
+    for row in rows_of(scores):
+        measured.setdefault((int(row["round"]), row["point"], row["split"]), []).append(row)
+    return History(read_round(row, measured, settings, clients) for row in rows_of(metrics))
+
+
+def read_round(
+    row: dict[str, str],
+    measured: Mapping[tuple[int, str, str], list[dict[str, str]]],
+    settings: Settings,
+    clients: int,
+) -> Round:
+    number, count = int(row["round"]), int(row["participants"])
+    found = [
+        (point, split)
+        for split in ("test", "validation")
+        for point in POINTS
+        if row.get(f"{prefix(split)}{point}_mean") and (number, point, split) in measured
+    ]
+    drawn = settings.joining(clients) == count and number <= settings.rounds
+    return Round(
+        number,
+        random.participants(settings.seed, number - 1, clients, count) if drawn else torch.arange(count),
+        tuple(map(int, row["left_out"].split())),
+        {(point, split): read_scores(measured[number, point, split]) for point, split in found},
+        int(row["bytes_up"]),
+        int(row["bytes_down"]),
+        {phase: float(row[f"seconds_{phase}"]) for phase in PHASES if row.get(f"seconds_{phase}")},
+    )
+
+
+def read_scores(rows: Sequence[Mapping[str, str]]) -> Scores:
+    clients, correct, total = (
+        torch.tensor([int(row[name]) for row in rows]) for name in ("client", "correct", "total")
+    )
+    return Scores(clients, correct.double(), total, torch.tensor([float(row["loss"]) for row in rows]).double())

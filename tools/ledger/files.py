@@ -1,0 +1,153 @@
+"""A folder of results, every file of it checked when it is read."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from coterie.core.errors import CoterieError
+from coterie.papers.figures import figure
+from coterie.papers.recipes import Recipe, RecipeRow, Value, find, read_recipe, recipes
+from coterie.papers.results import Found, asked_by, checked, load
+from coterie.runs.disk import check_tree
+
+
+class Reading(NamedTuple):
+    """One training, and where a cell of a table reads it."""
+
+    content: dict[str, Any]
+    point: str
+
+
+class Early(NamedTuple):
+    """A file from before there were recipes: many methods on one setting, in the same terms as a result."""
+
+    trainings: dict[str, dict[str, Any]]  # method -> result
+    rows: dict[str, dict[str, list[str]]]  # recipe -> row -> method, point
+
+
+class Files:
+    """`RECIPE/*.json` as `coterie reproduce` leaves them, `RECIPE.yaml` of recipes that do not come with Coterie, and
+    `*.json` with cells, from before there were recipes."""
+
+    def __init__(self, folder: Path) -> None:
+        if not folder.is_dir():
+            raise CoterieError(f"there is no folder {folder}; name that of the results with --results")
+        self.folder = folder
+        check_tree(folder)
+        self.results = {path: checked(path) for path in sorted(folder.glob("*/*.json"))}
+        self.alike: dict[str, list[dict[str, Any]]] = {}  # by their kind
+        for content in self.results.values():
+            self.alike.setdefault(kind(content["settings"]), []).append(content)
+        loaded = {path: load(path) for path in sorted(folder.glob("*.json"))}
+        self.early = {p.stem: early(p, c) for p, c in loaded.items() if isinstance(c, dict) and "cells" in c}
+        self.own = {path.stem: path for path in sorted(folder.glob("*.yaml")) if path.name != "findings.yaml"}
+        self.recipe = cache(self._recipe)
+        self._check_recipes()
+
+    def _recipe(self, name: str) -> Recipe:
+        if name in self.own:
+            return read_recipe(self.own[name])
+        return next((recipe for recipe in recipes() if recipe.id == name), None) or find(name)
+
+    def _check_recipes(self) -> None:
+        named = [(path, content["recipe"]) for path, content in self.results.items()]
+        named += [(self.folder / f"{name}.json", recipe) for name, early in self.early.items() for recipe in early.rows]
+        for path, recipe in named:
+            try:
+                self.recipe(recipe)
+            except CoterieError as error:
+                raise CoterieError(f"{path}: {error}") from None
+
+    @cached_property
+    def recipes(self) -> list[Recipe]:
+        """Those with results, as `coterie recipes` lists them; then those of the folder. Where trainings were made for
+        others, a recipe of the folder needs one of its own to be listed, and a figure all."""
+        named = {content["recipe"] for content in self.results.values()}
+        named |= {recipe for early in self.early.values() for recipe in early.rows}
+        named |= {name for name in self.own if any(found for _, found in self._each(self.recipe(name)))}
+        named |= {r.id for r in recipes() if r.figure and all(found for _, found in self._each(r))}
+        order = [*(recipe.id for recipe in recipes()), *self.own]
+        return sorted(map(self.recipe, named), key=lambda recipe: order.index(recipe.id))
+
+    def readings(self, recipe: Recipe, row: RecipeRow, value: Value, measure: str) -> list[Reading]:
+        """By seed; those of early files only where there are no others."""
+        plan = recipe.plan(row, value)
+        fits, made = asked_by(plan), dict[int, dict[str, Any]]()
+        for content in self.alike.get(kind(plan.settings), ()):
+            if fits(content):
+                made.setdefault(content["seed"], content)
+        if made:
+            return [Reading(made[seed], recipe.point(row, measure)) for seed in sorted(made)]
+        found = []
+        for early in self.early.values():
+            if row.name in early.rows.get(recipe.id, {}):
+                method, point = early.rows[recipe.id][row.name]
+                found.append(Reading(early.trainings[method], point))
+        return found
+
+    def found(self, recipe: Recipe) -> Found:
+        """All trainings that a recipe shows."""
+        return dict(self._each(recipe))
+
+    def picture(self, recipe: Recipe) -> str | None:
+        """Its figure as SVG; None if there is none, or nothing to draw."""
+        return figure(recipe, self.found(recipe))
+
+    def _each(self, recipe: Recipe) -> Iterator[tuple[tuple[str, Value], dict[int, dict[str, Any]]]]:
+        """Row and value, and their trainings by seed."""
+        for row, value in itertools.product(recipe.rows, recipe.values):
+            readings = self.readings(recipe, row, value, next(iter(recipe.measures)))
+            yield (row.name, value), {reading.content["seed"]: reading.content for reading in readings}
+
+    def in_no_table(self) -> list[Path]:
+        """Results with other settings than those of their recipe, such as reduced rounds, and copies of others."""
+        shown = {
+            id(content)
+            for recipe in self.recipes
+            for by_seed in self.found(recipe).values()
+            for content in by_seed.values()
+        }
+        return [path for path, content in self.results.items() if id(content) not in shown]
+
+
+def kind(settings: dict[str, Any]) -> str:
+    """Dataset and method; a plan asks for results of one kind only."""
+    method = settings.get("method")
+    return f"{settings.get('dataset')}, {method.get('name') if isinstance(method, dict) else method}"
+
+
+def early(path: Path, content: dict[str, Any]) -> Early:
+    try:
+        found = Early({c["method"]: as_result(content, c) for c in content["cells"]}, content.get("rows", {}))
+        for rows in found.rows.values():
+            for name, (method, point) in rows.items():
+                if point not in found.trainings[method]["history"]:
+                    raise CoterieError(f"rows: {name}: {method} was not measured at {point}")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CoterieError(f"{path}: not a table of runs: {error!r}") from None
+    except CoterieError as error:
+        raise CoterieError(f"{path}: {error}") from None
+    return found
+
+
+def as_result(about: dict[str, Any], cell: dict[str, Any]) -> dict[str, Any]:
+    """One run in the terms of a result. Its curves are in percent with two digits, its ends are not rounded."""
+    ends = {point: [*(a / 100 for a in cell["curves"].get(point, [])[:-1]), end] for point, end in cell["last"].items()}
+    if not all(0 <= share <= 1 and math.isfinite(share) for curve in ends.values() for share in curve):
+        raise CoterieError(f"{cell['method']} has accuracies that are not between 0 and 1")
+    return {
+        **{name: cell[name] for name in ("method", "seed", "commit", "seconds")},
+        "date": about["date"],
+        "early": True,
+        "precision": "not recorded",
+        "partition": about["partition"],
+        "hardware": {"machine": about["machine"]},
+        "libraries": {"torch": about["torch"], "python": about["python"]},
+        "history": {point: {"clients": curve} for point, curve in ends.items()},
+        "last": {},
+    }

@@ -1,0 +1,112 @@
+"""What was found, in words, from findings.yaml. Its numbers are cited from the results, never typed.
+
+{P1-T1-CIFAR10-20.scaffold.mean}      the row SCAFFOLD of a recipe; also published, difference, gap (its size), std,
+                                      half (of the 95 % interval), seeds, late (the mean of the last ten rounds), or
+                                      where else it was measured: pre, post, ...
+{P1-T7-random.fedpac[local_epochs=5].mean}  at one of the values that vary
+{P2-T2-CIFAR10.fedper[P].mean}        another measure than the first; behind the value if there is one
+{cifar10-20.fedbabu.finished}         a run from before there were recipes: file, method, where it was measured
+{data.emnist.test:,}                  samples of a split
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from typing import Any
+
+from coterie.core.errors import CoterieError, unknown
+from coterie.core.names import spelling
+from coterie.core.validation import MappingReader, load_yaml
+from coterie.papers.recipes.recipe import SIZES
+from tools.ledger.files import Files
+from tools.ledger.sections import Cell, cells
+
+CITED = re.compile(r"\{([^{}]*)\}")
+FORM = re.compile(r"([\w.+-]+)\.([\w-]+)(?:\[([^\]]*)\])?\.([\w-]+)(?::(.*))?")
+TYPED = re.compile(r"\d[.,]\d")  # a number with digits behind the point, or thousands
+WIDTH = 118
+
+
+class Findings:
+    def __init__(self, files: Files) -> None:
+        self.files, self.path = files, files.folder / "findings.yaml"
+        try:
+            keys = MappingReader("", load_yaml(self.path.read_text(encoding="utf-8")) if self.path.exists() else {})
+            self.texts = texts(MappingReader("findings: ", keys.take("findings", dict, {})))
+            self.notes = texts(MappingReader("notes: ", keys.take("notes", dict, {})))
+            keys.close()
+            self.texts, self.notes = ({n: self.resolved(t) for n, t in g.items()} for g in (self.texts, self.notes))
+        except (OSError, UnicodeDecodeError) as error:
+            raise CoterieError(f"{self.path}: cannot be read: {error}") from None
+        except CoterieError as error:
+            raise CoterieError(f"{self.path}: {error}") from None
+
+    def as_list(self) -> str:
+        """Markdown, an item for each."""
+        items = [f"- **{name}.** {text}" for name, text in self.texts.items()]
+        return "\n".join(textwrap.fill(item, WIDTH, subsequent_indent="  ", break_on_hyphens=False) for item in items)
+
+    def resolved(self, text: str) -> str:
+        """The text with its citations replaced by numbers."""
+        if typed := TYPED.search(CITED.sub("", text)):
+            raise CoterieError(f"'{typed[0]}' in '{text:.40}...' is typed by hand: cite it from a result, as {{...}}")
+        return CITED.sub(lambda found: self.cited(found[1]), text)
+
+    def cited(self, reference: str) -> str:
+        form = FORM.fullmatch(reference)
+        if not form:
+            raise CoterieError(f"{{{reference}}} is not of the form SOURCE.ROW.NUMBER")
+        source, row, value, name, spec = form.groups()
+        try:
+            number = self.number(source, row, value or "", name)
+            return format(
+                number, spec or ("+.2f" if name == "difference" else ".2f" if isinstance(number, float) else "")
+            )
+        except (CoterieError, ValueError) as error:
+            raise CoterieError(f"{{{reference}}}: {error}") from None
+
+    def number(self, source: str, row: str, value: str, name: str) -> float | int:
+        if source == "data":
+            if row not in SIZES or name not in ("train", "test"):
+                raise unknown("split", f"{row}.{name}", (f"{d}.{s}" for d in SIZES for s in ("train", "test")))
+            return SIZES[row][("train", "test").index(name)]
+        if source in self.files.early:
+            trainings = self.files.early[source].trainings
+            if row not in trainings:
+                raise unknown(f"method of {source}.json", row, trainings)
+            ends = {point: curve["clients"][-1] for point, curve in trainings[row]["history"].items()}
+            if name not in ends:
+                raise unknown(f"point of {row}", name, ends)
+            return float(100 * ends[name])
+        return number_of(self.cell(source, row, value), name)
+
+    def cell(self, source: str, row: str, value: str) -> Cell:
+        recipe = self.files.recipe(source)
+        rows = {spelling(r.name): r for r in recipe.rows}
+        if spelling(row) not in rows:
+            raise unknown(f"row of {recipe.id}", row, rows)
+        *choices, last = value.split(",")
+        measure = last if last in recipe.measures else next(iter(recipe.measures))
+        value = ",".join(choices) if last in recipe.measures else value
+        values = {",".join(f"{name}={setting}" for name, setting in v): v for v in recipe.values}
+        if value not in values:
+            raise unknown(f"value of {recipe.id}", value, values)
+        wanted = rows[spelling(row)].name, values[value], measure
+        return next(c for c in cells(self.files, recipe) if (c.row.name, c.value, c.measure) == wanted)
+
+
+def number_of(cell: Cell, name: str) -> float | int:
+    published, ours, difference, _ = cell.comparison
+    known: dict[str, Any] = {"published": published and published.mean, "difference": difference}
+    known |= {"gap": None if difference is None else abs(difference), "seeds": len(cell.readings)}
+    known["late"] = cell.mean(report="mean of last 10")
+    known |= ours._asdict() if ours else {"mean": None, "std": None, "half": None}
+    found: float | int | None = known[name] if name in known else cell.mean(name)
+    if found is None:
+        raise CoterieError(f"there is no such number; known: {', '.join(n for n, v in known.items() if v is not None)}")
+    return found
+
+
+def texts(keys: MappingReader) -> dict[str, str]:
+    return {name: " ".join(keys.take(name, str).split()) for name in list(keys.left)}

@@ -1,0 +1,73 @@
+"""The pages that hold what the ledger makes, between marks: <!-- name --> ... <!-- end -->."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from coterie.core.errors import CoterieError
+from tools.ledger import readme
+from tools.ledger.files import Files
+from tools.ledger.findings import Findings
+from tools.ledger.overview import overview
+from tools.ledger.sections import PICTURES, section
+
+
+def blocks(files: Files) -> dict[str, dict[str, str]]:
+    """Page -> mark -> what belongs there."""
+    findings = Findings(files)
+    tables = "\n\n".join(filter(None, (section(files, recipe, findings.notes) for recipe in files.recipes)))
+    shown = {dataset for recipe in files.recipes for dataset in recipe.datasets}  # these have their note by their table
+    notes = "\n".join(f"- {note}" for dataset, note in findings.notes.items() if dataset not in shown)
+    return {
+        "docs/results.md": {
+            "overview": overview(files),
+            "notes": notes,
+            "tables": tables,
+            "findings": findings.as_list(),
+        },
+        **{page: readme.blocks(files, words) for page, words in readme.WORDS.items()},
+    }
+
+
+def pages(files: Files, root: Path) -> dict[Path, tuple[str, str]]:
+    """Every picture and every page as it is, and as the files have it."""
+    found = {}
+    for recipe in files.recipes:
+        if drawn := files.picture(recipe):
+            path = root / "docs" / PICTURES / f"{recipe.id}.svg"
+            found[path] = path.read_bytes().decode(errors="replace") if path.is_file() else "", drawn
+    for name, texts in blocks(files).items():
+        page = read(path := root / name)
+        found[path] = page, renewed(page, {mark: f"\n\n{text}\n\n" for mark, text in texts.items()}, str(path))
+    return found
+
+
+def read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CoterieError(f"{path}: {reason}; call this in the folder that holds README.md and docs/") from None
+
+
+def renewed(page: str, texts: Mapping[str, str], where: str) -> str:
+    """The page with what stands between its marks replaced."""
+    for name, text in texts.items():
+        parts = re.split(rf"<!-- {re.escape(name)} -->.*?<!-- end -->", page, flags=re.S)
+        if len(parts) != 2:
+            raise CoterieError(f"{where}: the mark <!-- {name} --> ... <!-- end --> is there {len(parts) - 1} times")
+        page = f"<!-- {name} -->{text}<!-- end -->".join(parts)
+    return page
+
+
+def differences(old: str, new: str) -> list[str]:
+    """Headings of the parts in which two versions of a page differ."""
+    before, after = by_heading(old), by_heading(new)
+    return [heading for heading in {**after, **before} if before.get(heading) != after.get(heading)]
+
+
+def by_heading(page: str) -> dict[str, str]:
+    parts = re.split(r"^#+ (.*)$", page, flags=re.M)
+    return dict(zip(["the beginning", *parts[1::2]], parts[::2], strict=True))

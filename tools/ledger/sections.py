@@ -1,0 +1,140 @@
+"""One section for each recipe with results: where they come from, and the published numbers beside ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from coterie.analysis.significance import Spread
+from coterie.analysis.tables import TextTable, markdown
+from coterie.papers.recipes import Recipe, RecipeRow, Value
+from coterie.papers.results import origins, outcome, seconds_alone, seeds
+from coterie.papers.tables import MET, Reproduced, compared, published_text
+from tools.ledger.files import Files, Reading
+
+PICTURES = "pictures"  # beside the page
+POINTS = {"before": "pre", "after": "post", "global": "global"}  # columns of what was measured beside the number
+
+
+class Cell(NamedTuple):
+    """One number of a recipe, with all trainings that it is made from."""
+
+    recipe: Recipe
+    row: RecipeRow
+    value: Value
+    measure: str
+    readings: list[Reading]
+
+    @property
+    def comparison(self) -> Reproduced:
+        published = self.row.published.get(self.value, {}).get(self.measure)
+        return compared(published, self.scores())
+
+    @property
+    def met(self) -> bool:
+        return self.comparison.verdict == MET
+
+    def scores(self, point: str | None = None, report: str | None = None) -> list[float]:
+        """By seed; measured at another point, or in other rounds, than those of the table where they are named."""
+        average, report = self.recipe.averages[self.measure], report or self.recipe.report
+        found = [outcome(r.content, point or r.point, report, average) for r in self.readings]
+        return [s for s in found if s is not None]
+
+    def mean(self, point: str | None = None, report: str | None = None) -> float | None:
+        scores = self.scores(point, report)
+        return Spread.of(scores).mean if scores else None
+
+
+def cells(files: Files, recipe: Recipe) -> list[Cell]:
+    return [
+        Cell(recipe, row, value, measure, files.readings(recipe, row, value, measure))
+        for row in recipe.rows
+        for value in recipe.values
+        for measure in recipe.measures
+    ]
+
+
+def contents(cells: Iterable[Cell]) -> list[dict[str, Any]]:
+    return [reading.content for cell in cells for reading in cell.readings]
+
+
+def ours_text(cell: Cell) -> str:
+    """The mean, and half of its 95 % interval from three seeds on: of two it says nothing."""
+    ours = cell.comparison.ours
+    if ours is None:
+        return "-"
+    return f"{ours.mean:.2f}" + (f" ± {ours.half:.2f}" if ours.half is not None and len(cell.readings) > 2 else "")
+
+
+def section(files: Files, recipe: Recipe, notes: Mapping[str, str]) -> str:
+    """Heading, origin, table; `notes` are by dataset. Nothing if nothing was run."""
+    every = cells(files, recipe)
+    if not (made := [cell for cell in every if cell.comparison.ours]):
+        return ""
+    told = origins(contents(made))
+    differ = [name for name, values in told.items() if len(values) > 1 and name != "partition"]
+    lines = [dict(columns(cell, differ)) for cell in made]
+    shown = [name for name in lines[0] if any(line[name] != "-" for line in lines)]
+    table = TextTable("", shown, [[line[name] for name in shown] for line in lines])
+    same = ", ".join(f"{name} {values[0]}" for name, values in told.items() if len(values) == 1)
+    parts = [
+        f"## {title(recipe)}",
+        f"{about(recipe, made)} {same}.{not_run(every, made)}",
+        *picture(files, recipe),
+        markdown(table).strip().split("\n", 2)[2],  # without its title
+        *(notes[dataset] for dataset in recipe.datasets if dataset in notes),
+    ]
+    return "\n\n".join(parts)
+
+
+def title(recipe: Recipe) -> str:
+    return f"{recipe.id}: {recipe.paper}, {recipe.place}"
+
+
+def picture(files: Files, recipe: Recipe) -> list[str]:
+    """The figure, if there is one."""
+    words = f"{recipe.paper}, {recipe.place}, from our trainings"
+    return [f"![{words}]({PICTURES}/{recipe.id}.svg)"] if files.picture(recipe) else []
+
+
+def about(recipe: Recipe, made: list[Cell]) -> str:
+    plans = [recipe.plan(cell.row, cell.value) for cell in made]
+
+    def all_of(name: str, values: Iterable[Any]) -> str:
+        return f"{', '.join(map(str, sorted(set(values))))} {name}"
+
+    trained = [all_of("clients", (p.clients for p in plans)), all_of("rounds", (p.federation.rounds for p in plans))]
+    return f"Recipe `{recipe.id}`: {', '.join(recipe.datasets)}, {', '.join(trained)}; seed {seeds(contents(made))};"
+
+
+def not_run(every: list[Cell], made: list[Cell]) -> str:
+    run = {cell.row.name for cell in made}
+    left = list(dict.fromkeys(cell.row.name for cell in every if cell.row.name not in run))
+    told = f" Not run: {', '.join(left)}." if left else ""
+    if any(r.content.get("early") for cell in made for r in cell.readings):
+        told += " From before there were recipes, by the same partition and settings."
+    return told
+
+
+def columns(cell: Cell, differ: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Name and text of every column; `differ`: what of the origin is not the same in all rows."""
+    found = cell.comparison
+    yield "method", cell.row.name
+    for name, setting in cell.value:
+        yield name, str(setting)
+    if len(cell.recipe.measures) > 1:
+        yield "measure", cell.measure
+    yield "published", published_text(found.published)
+    yield "ours", ours_text(cell)
+    yield "difference", "-" if found.difference is None else f"{found.difference:+.2f}"
+    yield "verdict", found.verdict
+    yield "seeds", str(len(cell.readings))
+    yield "read at", cell.readings[0].point
+    for name, point in POINTS.items():
+        mean = cell.mean(point)
+        yield name, "-" if mean is None else f"{mean:.2f}"
+    alone = [s for r in cell.readings if (s := seconds_alone(r.content)) is not None]
+    yield "seconds", f"{Spread.of(alone).mean:.0f}" if alone else "-"
+    told = origins(contents([cell]))
+    for name in differ:
+        yield name, ", ".join(told[name])
