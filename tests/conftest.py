@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import logging
 import os
 import signal
+from collections.abc import Iterator
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+import pytest
 import torch
 
 from tests.skips import pytest_make_collect_report, pytest_runtest_makereport, pytest_runtest_setup
@@ -19,3 +22,14 @@ if not torch.cuda.is_available():
 for asking in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # a shell may have us ignore them; tests send them
     if signal.getsignal(asking) == signal.SIG_IGN:
         signal.signal(asking, signal.default_int_handler if asking == signal.SIGINT else signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True)
+def _handlers_are_removed() -> Iterator[None]:
+    """A handler that a run leaves behind writes the lines of later runs into its own file."""
+    logger = logging.getLogger("coterie")
+    before = list(logger.handlers)
+    yield
+    left = [handler for handler in logger.handlers if handler not in before]
+    logger.handlers[:] = before
+    assert not left, left

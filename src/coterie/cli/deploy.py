@@ -141,12 +141,13 @@ def do_serve(chosen: argparse.Namespace) -> None:
     from coterie.federation.history import so_many, worst_tenth
     from coterie.privacy import Protection
     from coterie.privacy.encryption import Encryption
+    from coterie.runs.finding import new_folder
 
     kind = type(make_method(chosen.method))
     parts = (Sgd, Settings, Safety, Protection, Encryption, kind)
     settings = {n: v for part in parts for n, v in given(chosen, part).items()}
     quiet = hasattr(chosen, "json")
-    out = Path(getattr(chosen, "out", None) or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{chosen.method}-served")
+    out = Path(getattr(chosen, "out", None) or new_folder(f"{chosen.method}-served"))
     show = (lambda line: None) if quiet else say
     start = time.monotonic()
     with live_page(chosen) as page:

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +33,7 @@ def train_all(chosen: argparse.Namespace, methods: Sequence[str], seeds: int, be
     from coterie.api.comparison_folder import COMMAND, check_data, note_command, write_outcomes
     from coterie.core.errors import CoterieError
     from coterie.runs.disk import lock
+    from coterie.runs.finding import new_folder
     from coterie.runs.stopping import Stopped
     from coterie.runs.trackers import make_trackers
 
@@ -45,7 +45,8 @@ def train_all(chosen: argparse.Namespace, methods: Sequence[str], seeds: int, be
     data = load_clients(seed=first, **given(chosen, DataSettings))
     varies = getattr(chosen, "partition_seed", None) == VARY
     core.check_protection(taken, getattr(chosen, "protocol", "pac"), vars(chosen))
-    base = begun or Path(getattr(chosen, "out", None) or default_folder([e.name for e in listed], data.name))
+    names = "-".join(entrant.name for entrant in listed[:4])
+    base = begun or Path(getattr(chosen, "out", None) or new_folder(f"{names}-{data.name}"))
     if begun is None and base.exists():
         raise CoterieError(f"{base} exists already; name another folder with --out, or remove it")
     many = len(taken) * seeds > 1
@@ -174,10 +175,6 @@ def live_page(chosen: argparse.Namespace) -> contextlib.AbstractContextManager[A
     page = LivePage(chosen.watch)
     print(f"coterie: watch it at {page.address}", file=sys.stderr, flush=True)
     return page
-
-
-def default_folder(names: Sequence[str], data: str) -> Path:
-    return Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{'-'.join(names[:4])}-{data}"
 
 
 def in_flags(ended: Ended) -> str:

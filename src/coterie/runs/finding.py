@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Iterator
-from itertools import groupby
+from itertools import chain, count, groupby
 from pathlib import Path
 
 from torch import nn
@@ -149,6 +150,13 @@ def started_in(path: Path) -> list[Path]:
 def is_complete(path: Path) -> bool:
     """Whether a run wrote its result, which comes last."""
     return os.path.lexists(path / "result.json")
+
+
+def new_folder(name: str) -> Path:
+    """The default folder of what starts now: runs/TIME-NAME, numbered where this second already has one."""
+    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+    names = chain([stem], (f"{stem}-{number}" for number in count(2)))
+    return next(path for path in (Path("runs") / name for name in names) if not os.path.lexists(path))
 
 
 def discard_unstarted(path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -25,7 +24,7 @@ from coterie.federation.history import POINTS
 from coterie.methods import VARIANTS, described
 from coterie.runs.checkpoint_files import checksum
 from coterie.runs.disk import check_tree, lock, read_inside, whole
-from coterie.runs.finding import discard_unstarted, is_complete, open_run
+from coterie.runs.finding import discard_unstarted, is_complete, new_folder, open_run
 from coterie.runs.matching import dotted, same
 from coterie.runs.stopping import Stopped, stoppable
 from coterie.tuning.adaptive import Adaptive, optuna_version
@@ -107,7 +106,7 @@ def tune(
     question = about(task, first) | {"over": space, "search": search, "trials": trials, "search seed": search_seed}
     question |= {"eta": eta, "seed": first, "seeds": seeds, "validation": validation}
     question |= {"optuna": optuna_version()} if search in ADAPTIVE else {}  # proposals are those of a version
-    folder = Path(out) if out is not None else default_folder(named(task), data.name)
+    folder = Path(out) if out is not None else new_folder(f"{named(task)}-{data.name}-tuned")
     with begun(folder, question, config or {}):
         kept = Trials(folder)
         schedule.know(kept.load(), kept.settings)
@@ -189,10 +188,6 @@ def about(task: SearchTask, seed: int) -> dict[str, Any]:
 
 def named(task: SearchTask) -> str:
     return task.method if isinstance(task.method, str) else task.title
-
-
-def default_folder(method: str, data: str) -> Path:
-    return Path("runs") / f"tune-{time.strftime('%Y%m%d-%H%M%S')}-{method}-{data}"
 
 
 @contextmanager

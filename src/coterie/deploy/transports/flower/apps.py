@@ -27,6 +27,7 @@ from coterie.deploy.transports.flower.server import FlowerTransport
 from coterie.deploy.wire import Refused
 from coterie.execution.looped import one_thread
 from coterie.federation import Round
+from coterie.runs.finding import new_folder
 
 log = logging.getLogger("coterie")
 
@@ -53,7 +54,7 @@ def server_app() -> Any:
 def run(grid: Any, config: Mapping[str, Any]) -> None:
     settings = read_run_config(config)
     one_thread()
-    out = Path(settings.out or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{settings.method}-flower").resolve()
+    out = Path(settings.out or new_folder(f"{settings.method}-flower")).resolve()
     start = time.monotonic()
 
     def watch(record: Round) -> None:
