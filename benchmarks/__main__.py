@@ -1,9 +1,9 @@
-"""Rounds of ours against a plain loop over modules, in turn, and against the limits of the machine.
+"""Compare rounds of Coterie with a plain loop over modules and with the limits of the machine.
 
 python -m benchmarks [--only cifar-20,fmnist-20] [--sweep clients] [--device cuda] [--out FILE]
 
-On a CPU, only the workloads that it does in minutes unless others are named. Data are generated unless real ones are
-asked for. The file gets an entry for each workload, as soon as it is measured; other entries stay.
+By default, a CPU runs only the workloads that take minutes, and data are generated. Each workload is written to the
+file as soon as it is measured; other entries are kept.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ def flags() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,
     )
-    parser.add_argument("--only", default="", help=f"workloads, with commas: {', '.join(WORKLOADS)}")
-    parser.add_argument("--sweep", default="", help=f"vary these instead, with commas: {', '.join(POINTS)}")
-    parser.add_argument("--whole", default="", help="time whole runs of these workloads instead, with commas")
-    parser.add_argument("--whole-rounds", type=int, default=200, help="rounds of a whole run (usually 200)")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of each that are measured (usually 3)")
-    parser.add_argument("--quick", action="store_true", default=False, help="tiny workloads: only to see that it works")
-    parser.add_argument("--profile", action="store_true", default=False, help="also which operations take the time")
+    parser.add_argument("--only", default="", help=f"comma-separated workloads: {', '.join(WORKLOADS)}")
+    parser.add_argument("--sweep", default="", help=f"run sweeps instead, comma-separated: {', '.join(POINTS)}")
+    parser.add_argument("--whole", default="", help="time whole runs of these workloads instead, comma-separated")
+    parser.add_argument("--whole-rounds", type=int, default=200, help="rounds of a whole run (default: 200)")
+    parser.add_argument("--rounds", type=int, default=3, help="measured rounds per workload (default: 3)")
+    parser.add_argument("--quick", action="store_true", default=False, help="use tiny workloads, as a smoke test")
+    parser.add_argument("--profile", action="store_true", default=False, help="also profile operations")
     parser.add_argument("--data", choices=("generated", "real"), default="generated")
     parser.add_argument("--data-dir", default=None, help="folder with datasets (or set COTERIE_DATA)")
-    parser.add_argument("--out", type=Path, default=None, help="write the numbers here, as JSON")
-    parser.add_argument("--commit", default=None, help="where git does not say it")
+    parser.add_argument("--out", type=Path, default=None, help="JSON file to write")
+    parser.add_argument("--commit", default=None, help="commit to record (default: from git)")
     add_flags(parser, "execution", Execution)
     return parser
 
@@ -73,7 +73,7 @@ def as_asked(w: Workload, chosen: argparse.Namespace) -> Workload:
 
 
 def chosen_ways(how: Execution, precision: str | None) -> list[Execution]:
-    """On a GPU every precision unless one is named. On several cores, one process too: the plain loop has one."""
+    """On a GPU all precisions unless one is given. On several cores also one process, like the plain loop."""
     if how.device != "cpu":
         return [replace(how, precision=name) for name in ([precision] if precision else PRECISIONS)]
     alone = replace(how, processes=1)
@@ -82,13 +82,13 @@ def chosen_ways(how: Execution, precision: str | None) -> list[Execution]:
 
 
 class File:
-    """The results, by kind and name: written after each, all of it or nothing."""
+    """The results by kind and name; written atomically after each measurement."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self.found: dict[str, dict[str, Any]] = {"workloads": {}, "runs": {}, "sweeps": {}}
         if path and not path.parent.is_dir():
-            raise CoterieError(f"{path}: there is no folder {path.parent}")
+            raise CoterieError(f"{path}: folder {path.parent} not found")
         if path and path.exists():
             self.found |= self._there(path)
 
@@ -98,7 +98,7 @@ class File:
         except (OSError, ValueError) as error:
             raise CoterieError(f"{path} cannot be read: {error}") from None
         if not isinstance(found, dict) or not found.keys() <= self.found.keys():
-            raise CoterieError(f"{path} is there and has other content; name another file")
+            raise CoterieError(f"{path} exists and is not a file of benchmark results; choose another file")
         return found
 
     def add(self, kind: str, name: str, entry: dict[str, Any]) -> None:
@@ -114,7 +114,7 @@ def run(chosen: argparse.Namespace) -> None:
     device = how.device if how.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     how = replace(how, device=device)
     if chosen.rounds < 1:
-        raise CoterieError(f"rounds must be at least 1, not {chosen.rounds}")
+        raise CoterieError(f"rounds must be at least 1, got {chosen.rounds}")
     for what in (sweeps := [s for s in chosen.sweep.split(",") if s]):
         if what not in POINTS:
             raise unknown("sweep", what, POINTS)
@@ -147,7 +147,6 @@ def run(chosen: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    logging.getLogger("coterie").addHandler(logging.StreamHandler())
     try:
         run(flags().parse_args(argv))
     except CoterieError as error:
@@ -156,4 +155,5 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    logging.getLogger("coterie").addHandler(logging.StreamHandler())
     main()

@@ -1,4 +1,4 @@
-"""The machine: what it is, how much memory was used, and waiting for it."""
+"""The machine: provenance, memory use, CPU time and synchronization."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ GB = 1e9
 
 
 def synchronize() -> None:
-    """Wait until the GPU has done what it was told, where there is one."""
+    """Wait for the GPU, if there is one."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 def forget_peak() -> None:
-    """Give free memory back, and begin anew."""
+    """Release free memory and reset the peak."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim:  # glibc; looped clients tell it to keep what is free
+    if trim:  # glibc; looped clients configure it to keep free memory
         trim(0)
-    with contextlib.suppress(OSError):  # no such file, or not ours to write: then the peak is that of the process
+    with contextlib.suppress(OSError):  # not Linux, or not permitted: then the peak is that of the whole process
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def peak_memory(device: str) -> dict[str, float]:
-    """In GB. CPU: resident sets of this process and its workers, each at its largest; what they share counts twice."""
+    """In GB. CPU: sum of the peak resident sets of this process and its workers; shared memory counts several times."""
     if device != "cpu":
         return {
             "allocated": torch.cuda.max_memory_allocated() / GB,
@@ -58,7 +58,7 @@ def workers() -> list[int]:
 
 
 def cpu_seconds() -> float:
-    """CPU time of this process and its workers so far. It tells the work, whatever else the machine is doing."""
+    """CPU time of this process and its workers so far, which does not depend on other load."""
     total = time.process_time()
     for worker in workers():
         with contextlib.suppress(OSError):  # not Linux
@@ -68,15 +68,15 @@ def cpu_seconds() -> float:
 
 
 def highest(process: int) -> int:
-    """Largest resident set so far, in bytes; 0: the system does not tell."""
+    """Peak resident set in bytes; 0 if the system does not report it."""
     with contextlib.suppress(OSError):
-        told = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text(encoding="ascii"))
-        return 1024 * int(told[1]) if told else 0
+        line = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text(encoding="ascii"))
+        return 1024 * int(line[1]) if line else 0
     return 0
 
 
 def load() -> float | None:
-    """Processes at work, on average over the last minute."""
+    """Load average of the last minute."""
     return round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None
 
 

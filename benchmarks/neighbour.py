@@ -1,4 +1,4 @@
-"""Another Python process, in which nothing of ours was set or tuned: it is asked in lines and answers in JSON."""
+"""A separate Python process without any of our settings; it answers every line of input with a line of JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from coterie.core.errors import CoterieError
 
 
 class Neighbour:
-    """A module of this folder in a process of its own, from `with` to its end."""
+    """Runs a module of this folder in a separate process, as a context manager."""
 
     def __init__(self, module: str, *arguments: str) -> None:
         self.module, self.arguments = module, arguments
@@ -20,11 +20,11 @@ class Neighbour:
     def __enter__(self) -> Self:
         command = [sys.executable, "-m", f"benchmarks.{self.module}", *self.arguments]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.answer()  # it is ready
+        self.answer()  # wait until it is ready
         return self
 
     def __exit__(self, *reason: object) -> None:
-        with self.process:  # closes its ends and waits for it
+        with self.process:  # closes its pipes and waits for it
             pass
 
     def ask(self) -> None:
@@ -34,7 +34,7 @@ class Neighbour:
     def answer(self) -> dict[str, Any]:
         line = cast("IO[str]", self.process.stdout).readline()
         if not line:
-            raise CoterieError(f"the process of benchmarks.{self.module} ended; what it said is above")
+            raise CoterieError(f"the process of benchmarks.{self.module} ended; see its output above")
         return cast("dict[str, Any]", json.loads(line))
 
     @property
@@ -43,7 +43,7 @@ class Neighbour:
 
 
 def serve(work: Callable[[], dict[str, Any]]) -> None:
-    """The other end: an answer for every line of input."""
+    """The other end: answer every line of input."""
     print("{}", flush=True)
     for _ in sys.stdin:
         print(json.dumps(work()), flush=True)

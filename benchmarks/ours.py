@@ -1,4 +1,4 @@
-"""Rounds of a workload, ours and the plain loop's in turn, taken apart."""
+"""Measures rounds of a workload by phase, alternating with the plain loop."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from coterie.execution.requests import send
 from coterie.federation import Round, Settings, rounds
 from coterie.federation.timing import PhaseTimer
 
-TIMED = ("train", "receive", "evaluate")  # phases that have a line of their own
+TIMED = ("train", "receive", "evaluate")  # phases with their own line
 SHOWN = 8  # lines of a profile
 
 
 class SynchronizedTimer(PhaseTimer):
-    """Waits for the device at both ends of a phase, so that a phase's time is its own."""
+    """Waits for the device before and after a phase, so that phases are timed separately."""
 
     @contextmanager
     def time(self, phase: str) -> Iterator[None]:
@@ -46,28 +46,28 @@ class SynchronizedTimer(PhaseTimer):
 
 
 class Federation:
-    """A run that is played round by round."""
+    """A run that is executed round by round."""
 
     def __init__(self, clients: Backend, joining: int) -> None:
         self.clients, self.number = clients, 0
-        share = joining / clients.data.clients
+        share = joining / clients.data.num_clients
         self.measured = Settings(rounds=10**9, join_ratio=share, seed=SEED)
         self.unmeasured = replace(self.measured, evaluate_every=10**9)
         self.server = clients.method.server_init(clients.model, clients.census)
         clients.join(clients.method.server_welcome(self.server))
 
     def round(self) -> float:
-        """Seconds of a round without evaluation, as fast as it goes."""
+        """Seconds of a round without evaluation and without synchronization between phases."""
         return self._play(self.unmeasured)[0]
 
     def round_by_phase(self) -> tuple[float, Round]:
-        """Seconds of a round with evaluation, and its record, where every phase waits for the device."""
+        """Seconds and record of a round with evaluation, in which every phase waits for the device."""
         with patch.object(rounds, "PhaseTimer", SynchronizedTimer):
             return self._play(self.measured)
 
     def training(self, most: int | None = None) -> float:
-        """Seconds of the clients' part of a round, of all participants or the first ones."""
-        m = self.clients.data.clients
+        """Seconds of the clients' part of a round. most: only the first participants."""
+        m = self.clients.data.num_clients
         joined = random.participants(SEED, self.number, m, self.measured.joining(m))[:most]
         downs = send(self.clients.method, self.server, joined)
         synchronize()
@@ -87,7 +87,7 @@ class Federation:
 
 
 class Case(NamedTuple):
-    """A workload, run in one way."""
+    """A workload and how it is executed."""
 
     workload: Workload
     held: FederatedData
@@ -101,23 +101,23 @@ class Case(NamedTuple):
 
     @property
     def warm(self) -> int:
-        """Rounds before the measured ones. On a GPU all is recorded in the first, kernels are loaded in the second."""
+        """Warm-up rounds. On a GPU, the first records graphs and the second loads kernels."""
         return 1 if self.on_cpu else 3
 
     def clients(self, method: AnyMethod | None = None) -> Backend:
-        """With the workload's method, or another."""
+        """method: default: the workload's."""
         forget_peak()
         model = make_network(network(self.workload, self.held), self.held, SEED)
         return place(method or make(self.workload), model, self.held, SEED, self.how)
 
 
 class Turns(NamedTuple):
-    """What was measured, one value for each repeat; in a repeat all take their turn."""
+    """Measurements, one value per repeat; each repeat runs the plain loop and our rounds in turn."""
 
-    warming: list[float]  # our first rounds: memory, kernels, graphs
+    warming: list[float]  # our warm-up rounds
     ours: list[float]  # seconds of a round without evaluation
-    cpu: list[float]  # CPU time of the same
-    plain: list[dict[str, float]]  # the loop's, by phase
+    cpu: list[float]  # CPU time of these rounds
+    plain: list[dict[str, float]]  # the plain loop's seconds by phase
     watched: list[tuple[float, Round]]
 
     def phase(self, name: str) -> float:
@@ -148,7 +148,7 @@ def plain_round(plain: Neighbour) -> dict[str, float]:
 
 
 def whole(w: Workload, how: Execution, count: int) -> dict[str, Any]:
-    """A run from its first round to its last, with PRE and POST of every round, in this process as it is."""
+    """A whole run in this process, with PRE and POST in every round."""
     held = data(w)
     settings = Settings(rounds=count, join_ratio=w.joining / w.clients, seed=SEED)
     case, ends = Case(w, held, how, 1), [time.perf_counter()]
@@ -163,7 +163,7 @@ def whole(w: Workload, how: Execution, count: int) -> dict[str, Any]:
         "way": way,
         "rounds": count,
         "seconds": ends[-1] - ends[0],
-        "first": each[0],  # libraries and kernels are loaded, graphs captured
+        "first": each[0],  # loads libraries and kernels, and captures graphs
         "round": median(each),
         "accuracy": history.curve("pre")[-1][1],
         "memory_gb": memory,
@@ -171,7 +171,7 @@ def whole(w: Workload, how: Execution, count: int) -> dict[str, Any]:
 
 
 def measure(w: Workload, ways: list[Execution], repeats: int, peaks: Peaks, profiled: bool) -> dict[str, Any]:
-    """All that is known of a workload on this machine."""
+    """All measurements of a workload on this machine."""
     held = data(w)
     work = one_step(w, held)
     with Neighbour("plain", w.written(), ways[0].device) as plain:
@@ -187,7 +187,7 @@ def measure(w: Workload, ways: list[Execution], repeats: int, peaks: Peaks, prof
 
 
 def one_step(w: Workload, held: FederatedData) -> Work:
-    """The work of one client in one step, with a full batch."""
+    """The work of one client in one step with a full batch."""
     x, y = held.train.client(0)
     train = make(w).train
     batch = slice(0, train.batch_size)
@@ -195,7 +195,7 @@ def one_step(w: Workload, held: FederatedData) -> Work:
 
 
 def measure_way(case: Case, plain: Neighbour) -> tuple[str, dict[str, Any]]:
-    """Its title, and what was measured."""
+    """Title and measurements of a case."""
     title, turns, others = play(case, plain)
     method, own, joining = make(case.workload), steps(case.workload, case.held), case.workload.joining
     idle, bare = without_steps(method), without_any_steps(method)
@@ -224,12 +224,12 @@ def measure_way(case: Case, plain: Neighbour) -> tuple[str, dict[str, Any]]:
 
 
 def play(case: Case, plain: Neighbour) -> tuple[str, Turns, dict[str, Any]]:
-    """The rounds, and what else these clients tell. Their memory is free again afterwards."""
+    """Title, rounds, memory and profile of a case. Frees the clients' memory afterwards."""
     with closing(case.clients()) as clients:
         federation = Federation(clients, case.workload.joining)
         turns = alternate(federation, plain, case)
         others = {"memory_gb": peak_memory(case.how.device), "wasted": getattr(clients, "waste", None)}
-        if case.profiled and (not case.on_cpu or case.how.processes == 1):  # other processes cannot be seen from here
+        if case.profiled and (not case.on_cpu or case.how.processes == 1):  # others cannot be profiled
             others["profile"] = profile(federation, case.on_cpu)
         return title(clients, case.how), turns, others
 
@@ -240,31 +240,31 @@ def title(clients: Backend, how: Execution) -> str:
         return f"{kind}, {how.precision}"
     if kind != "looped":
         return kind
-    count = min(how.processes or cores(), clients.data.clients)
+    count = min(how.processes or cores(), clients.data.num_clients)
     return f"{kind}, {count} process{'es' if count > 1 else ''}"
 
 
 def profile(federation: Federation, on_cpu: bool) -> dict[str, float]:
-    """Shares of the clients' time by operation, or by kernel on a GPU; the largest ones, the largest first."""
+    """Shares of the clients' time by operation, or by kernel on a GPU, in descending order."""
     activity = ProfilerActivity.CPU if on_cpu else ProfilerActivity.CUDA
     with torch.profiler.profile(activities=[activity]) as seen:
-        federation.training(2 if on_cpu else None)  # looped clients are all alike: two are enough
+        federation.training(2 if on_cpu else None)  # looped clients are similar: two are enough
     times: Counter[str] = Counter()
     for event in seen.key_averages():
         name = re.split(r"[<(]", event.key.removeprefix("void "))[0]
-        name = "products of matrices" if re.search("gemm|nvjet|cutlass", name) else name  # on a GPU, of many names
+        name = "matrix products" if re.search("gemm|nvjet|cutlass", name) else name  # kernels with many names
         times[name] += event.self_cpu_time_total if on_cpu else event.self_device_time_total
     whole = sum(times.values()) or 1
     return {name: time / whole for name, time in times.most_common(SHOWN)}
 
 
 def without_steps(method: AnyMethod) -> AnyMethod:
-    """The same without SGD steps, FedPAC's of the head excepted."""
+    """The method without SGD steps, except FedPAC's steps of the head."""
     return replace(method, train=method.train.but(local_epochs=0))
 
 
 def without_any_steps(method: AnyMethod) -> AnyMethod:
-    """What is left on the clients: statistics, rebalanced sets, and reaching them."""
+    """The method without any SGD steps: statistics and rebalanced sets remain."""
     own: dict[str, Any] = {"head_epochs": 0} if "head_epochs" in {f.name for f in fields(method)} else {}
     return replace(without_steps(method), **own)
 

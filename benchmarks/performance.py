@@ -1,7 +1,7 @@
-"""The tables and plots of docs/performance.md, and the READMEs' sentence on speed, from benchmarks/results.
+"""Generates the tables and plots of docs/performance.md and the READMEs' sentence on speed from benchmarks/results.
 
 python -m benchmarks.performance          write them
-python -m benchmarks.performance --check  fail if they are not what the files say
+python -m benchmarks.performance --check  fail if they differ from the files
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from coterie.papers.results import Shelf, seconds_alone
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
-SHOWN_FIRST = ("cifar-20", "fmnist-20")  # the first of these that was measured is in the README
+SHOWN_FIRST = ("cifar-20", "fmnist-20")  # the README shows the first of these that was measured
 
 Results = dict[str, dict[str, Any]]
 
 
 def load() -> dict[str, Results]:
-    """Machine, as the file's name has it -> what was measured there."""
+    """Machine, from the name of the file -> its measurements."""
     files = sorted(RESULTS.glob("speed-*.json"))
     return {f.stem.removeprefix("speed-"): json.loads(f.read_text(encoding="utf-8")) for f in files}
 
@@ -48,13 +48,13 @@ def origin(entries: list[dict[str, Any]]) -> str:
 
 
 def load_average(entries: list[dict[str, Any]]) -> str:
-    """Other work on the machine makes seconds longer, CPU time hardly."""
-    told = [load for entry in entries for load in entry["load"] if load is not None]
-    return f"Load average before and after: {min(told):g} to {max(told):g}." if told else ""
+    """Other work on the machine increases seconds, but hardly CPU time."""
+    loads = [load for entry in entries for load in entry["load"] if load is not None]
+    return f"Load average before and after: {min(loads):g} to {max(loads):g}." if loads else ""
 
 
 def speed(found: dict[str, Results]) -> str:
-    """All workloads, machine by machine."""
+    """All workloads, by machine."""
     parts = []
     for machine, results in found.items():
         if not (entries := list(results["workloads"].values())):
@@ -67,7 +67,7 @@ def speed(found: dict[str, Results]) -> str:
 
 
 def whole(found: dict[str, Results]) -> str:
-    """Whole runs, machine by machine."""
+    """Whole runs, by machine."""
     parts = []
     for results in found.values():
         if entries := list(results.get("runs", {}).values()):
@@ -79,10 +79,10 @@ def growth(found: dict[str, Results]) -> str:
     parts = []
     for machine, results in found.items():
         for what, sweep in results["sweeps"].items():
-            title = f"Seconds of a round by {NAMES[what]}"
+            title = f"Seconds per round by {NAMES[what]}"
             parts += [
                 f"### {machine}: {sweep['across']}",
-                f"{sweep['about']}, but for what varies. {origin([sweep])}. {load_average([sweep])}",
+                f"{sweep['about']}, except for the setting that varies. {origin([sweep])}. {load_average([sweep])}",
                 f"![{title}]({picture_name(machine, what)})",
                 tables.growth(sweep),
             ]
@@ -90,14 +90,14 @@ def growth(found: dict[str, Results]) -> str:
 
 
 def profiles(found: dict[str, Results]) -> str:
-    """Where the time of a round goes, of the first workload that was measured with `--profile`."""
+    """Profile of the first workload that was measured with `--profile`."""
     parts = []
     for machine, results in found.items():
         profiled = (n for n in SHOWN_FIRST if any("profile" in way for way in measured_ways(results, n).values()))
         name = next(profiled, "")
         for way, measured in measured_ways(results, name).items():
             if "profile" in measured:
-                rows = [["operation", "share of the round's work, %"]]
+                rows = [["operation", "share of time, %"]]
                 rows += [[f"`{op}`", f"{100 * share:.1f}"] for op, share in measured["profile"].items()]
                 commit = results["workloads"][name]["commit"]
                 parts += [f"`{name}` on {machine}, {way} (commit {commit}):", tables.markdown(rows)]
@@ -105,28 +105,28 @@ def profiles(found: dict[str, Results]) -> str:
 
 
 def measured_ways(results: Results, workload: str) -> dict[str, Any]:
-    """What was measured of a workload, by the way it was run; nothing if it was not."""
+    """Measurements of a workload by execution; empty if it was not measured."""
     measured: dict[str, Any] = results["workloads"].get(workload, {}).get("ways", {})
     return measured
 
 
 def tried() -> str:
-    """What was tried, as written down by hand with its measurements."""
+    """Alternatives that were measured, from tried.json."""
     parts = []
     for table in json.loads((RESULTS / "tried.json").read_text(encoding="utf-8")):
-        rows = [["tried", *table["measured"]], *([what, *values] for what, *values in table["rows"])]
+        rows = [["variant", *table["measured"]], *([what, *values] for what, *values in table["rows"])]
         parts += [table["about"], tables.markdown(rows)]
     return "\n\n".join(parts)
 
 
 def precision() -> str:
-    """What precision changes in the results of recipes, on a GPU and on a CPU."""
+    """Results of recipes by precision, on a GPU and on a CPU."""
     on_gpu, on_cpu = by_precision("precision", PRECISIONS), by_precision("precision-cpu", ("fp32", "bf16"))
     return f"{on_gpu}\n\n{fused()}\n\n{on_cpu}"
 
 
 def by_precision(folder: str, kinds: Sequence[str]) -> str:
-    """A row for each training, the mean over its seeds."""
+    """One row per training, as the mean over seeds."""
     rows, origins = [["recipe, method", *kinds, "published"]], []
     paths = found(folder, kinds[0], "*/*")
     for training in sorted({re.sub(r"-seed\d+", "-seed*", f"{path.parent.name}/{path.stem}") for path in paths}):
@@ -139,11 +139,11 @@ def by_precision(folder: str, kinds: Sequence[str]) -> str:
         rows.append([f"{name}, {row.name}", *(f"{a:.2f}" for a in ours), f"{printed.mean:.2f}" if printed else "-"])
         taken = [seconds_alone(content) for seeds in made for content in seeds]
         if None not in taken and len(taken) == len(kinds) and folder == "precision":
-            rows.append(["· its run, start included", *(f"{seconds:.1f} s" for seconds in taken), ""])
+            rows.append(["· run time, with startup", *(f"{seconds:.1f} s" for seconds in taken), ""])
         origins += [content for seeds in made for content in seeds]
-    told = {name: ", ".join(sorted({str(c[name]) for c in origins})) for name in ("commit", "date", "seed")}
+    origin = {name: ", ".join(sorted({str(c[name]) for c in origins})) for name in ("commit", "date", "seed")}
     machines = ", ".join(sorted({c["hardware"]["machine"] for c in origins}))
-    return f"{machines}; commit {told['commit']}, {told['date']}, seed {told['seed']}.\n\n{tables.markdown(rows)}"
+    return f"{machines}; commit {origin['commit']}, {origin['date']}, seed {origin['seed']}.\n\n{tables.markdown(rows)}"
 
 
 def found(folder: str, kind: str, training: str) -> list[Path]:
@@ -155,10 +155,10 @@ def read(path: Path) -> Any:
 
 
 def fused() -> str:
-    """The same trainings before and after convolutions were fused, each alone on the GPU."""
+    """The same trainings before and after fused convolutions, each alone on the GPU."""
     before = json.loads((RESULTS / "cifar10-20.json").read_text(encoding="utf-8"))
     recipe, shelf = find("P1-T1-CIFAR10-20"), Shelf(RESULTS)
-    rows = [["CIFAR-10, 20 clients, seed 0", "cuDNN, grouped", "fused", "seconds before", "after"]]
+    rows = [["CIFAR-10, 20 clients, seed 0", "cuDNN grouped", "fused", "seconds, cuDNN grouped", "seconds, fused"]]
     for row in recipe.rows:
         made = shelf.find(recipe.plan(row, ()), 0)
         cell = next((c for c in before["cells"] if c["method"] == row.method), None)
@@ -193,7 +193,7 @@ def sentence_zh(found: dict[str, Results]) -> str:
 
 
 def fast(found: dict[str, Results]) -> list[tuple[str, dict[str, float]]]:
-    """Machine, and for every way how many times as fast as a plain loop it is."""
+    """Machine, and the speedup of each execution over a plain loop."""
     entries = [results["workloads"][name] for results in found.values() if (name := first(results))]
     return [(e["machine"], {title: way["times_as_fast"] for title, way in e["ways"].items()}) for e in entries]
 
@@ -238,7 +238,7 @@ def main() -> None:
     for path, page in pages().items():
         if "--check" in sys.argv:
             if not path.exists() or path.read_text(encoding="utf-8") != page:
-                sys.exit(f"{path.name} is not what benchmarks/results say; run python -m benchmarks.performance")
+                sys.exit(f"{path.name} does not match benchmarks/results; run python -m benchmarks.performance")
         else:
             path.write_text(page, encoding="utf-8")
 

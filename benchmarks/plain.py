@@ -1,8 +1,7 @@
-"""A round as it is usually written: a module per client, torch's optimiser, lists of features by label.
+"""The baseline: a plain loop with a module per client, torch's optimizer, and lists of features by label.
 
-The loop that we compare with. It keeps the data of its participants as ready tensors on the device, does not augment
-them, holds modules for the clients of one round only and solves no quadratic programs: it spares itself work that
-other libraries and we do.
+It keeps the participants' data as ready tensors on the device, holds modules only for the clients of one round, and
+neither augments images nor solves quadratic programs, so it does less work than Coterie or other libraries.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from benchmarks.workloads import Workload, data, make, network, participants, pa
 from coterie.core.data import FederatedData, Transform
 from coterie.models import Network
 
-SHARED = {"fedpac": "encoder.", "fedper": "encoder.", "fedavg": "", "fedreg": "", "local": None}  # names averaged
+SHARED = {"fedpac": "encoder.", "fedper": "encoder.", "fedavg": "", "fedreg": "", "local": None}  # averaged names
 
 
 @dataclass
 class Client:
-    x: Tensor  # (n, ...) normalised
+    x: Tensor  # (n, ...) normalized
     y: Tensor
     net: Network
-    passes: tuple[int, ...]  # samples of each pass of an epoch
+    passes: tuple[int, ...]  # samples per pass of an epoch
     prototypes: dict[int, Tensor] = field(default_factory=dict)
 
 
@@ -44,7 +43,7 @@ class Loop:
         self.clients = [make_client(w, held, i, device) for i in participants(w)]
 
     def round(self) -> dict[str, float]:
-        """Seconds by phase; `steps` are those of training proper, without FedPAC's of the head."""
+        """Seconds by phase; `steps` is training without FedPAC's steps of the head."""
         self.seconds = dict.fromkeys(("statistics", "head", "steps", "aggregation"), 0.0)
         synchronize()
         start, cpu = time.perf_counter(), time.process_time()
@@ -60,7 +59,7 @@ class Loop:
         return {"round": time.perf_counter() - start, "cpu": time.process_time() - cpu, **self.seconds}
 
     def note(self, phase: str) -> None:
-        """What was done since the last note was this."""
+        """Add the time since the last call to this phase."""
         synchronize()
         before, self.now = self.now, time.perf_counter()
         self.seconds[phase] += self.now - before
@@ -87,17 +86,17 @@ class Loop:
         client.net.requires_grad_(False)
         for p in parts:
             p.requires_grad_(True)
-        optimiser = torch.optim.SGD(parts, lr=lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay)
+        optimizer = torch.optim.SGD(parts, lr=lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay)
         for _ in range(sgd.local_epochs if epochs is None else epochs):
             for index in batches(client, sgd.batch_size, sgd.drop_last):
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 x, y = client.x[index], client.y[index]
                 z = client.net.encoder(x)
                 loss = F.cross_entropy(client.net.head(z), y)
                 if align:
                     loss = loss + F.mse_loss(z, torch.stack([client.prototypes[k] for k in y.tolist()]))
                 loss.backward()  # type: ignore[no-untyped-call]
-                optimiser.step()
+                optimizer.step()
 
     def average(self) -> None:
         if self.shared is None:
@@ -131,7 +130,7 @@ def batches(client: Client, size: int, drop_last: bool = False) -> Iterator[Tens
 
 
 def class_means(client: Client, size: int) -> tuple[dict[int, Tensor], dict[int, float]]:
-    """Class means and mean squared lengths, collected sample by sample."""
+    """Class means and mean squared norms, collected sample by sample."""
     features: dict[int, list[Tensor]] = {}
     with torch.no_grad():
         for index in batches(client, size):

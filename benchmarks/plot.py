@@ -1,4 +1,4 @@
-"""Curves on logarithmic axes, as SVG."""
+"""Line plots on logarithmic axes, as SVG."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Curve = Sequence[tuple[float, float]]
 
 
 def plot(title: str, across: str, up: str, curves: Mapping[str, Curve]) -> str:
-    """An SVG of up to two curves of positive numbers, their names at their ends; values as tooltips."""
+    """An SVG of up to two curves of positive numbers, labeled at their ends, with values as tooltips."""
     points = [point for curve in curves.values() for point in curve]
     low_x, high_x = min(x for x, _ in points), max(x for x, _ in points)
     low_y = 10.0 ** floor(log10(min(y for _, y in points)))

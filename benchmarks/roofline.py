@@ -1,8 +1,8 @@
-"""How fast a step could be: its operations and bytes, against what the machine was measured to do.
+"""Roofline: a lower bound on the time of a step from its operations and bytes and the measured rates of the machine.
 
-Bytes are those of a computation layer by layer: weights, gradients and momentum are read and written once a step, the
-input is read once, what each layer gives is written once and read twice, in the forward and in the backward pass. A
-kernel that fuses layers can be below this.
+Bytes are counted layer by layer: weights, gradients and momentum are read and written once per step, the input is read
+once, and the output of each layer is written once and read twice, in the forward and in the backward pass. A kernel
+that fuses layers can be below this bound.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.machine import synchronize
 from benchmarks.neighbour import Neighbour, serve
 from coterie.execution.looped import cores
 
-Peaks = dict[str, float]  # "bandwidth": bytes a second; "fp32", "tf32", "bf16": operations a second
+Peaks = dict[str, float]  # "bandwidth": bytes per second; "fp32", "tf32", "bf16": operations per second
 
 
 class Work(NamedTuple):
@@ -31,7 +31,7 @@ class Work(NamedTuple):
 
 
 def step_work(net: nn.Module, x: Tensor, y: Tensor, momentum: bool) -> Work:
-    """Of one SGD step of one client on a batch x (B, ...), which is stored as bytes."""
+    """Work of one SGD step of one client on a batch x (B, ...), which is stored as bytes."""
     written = 0
 
     def note(layer: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
@@ -49,15 +49,15 @@ def step_work(net: nn.Module, x: Tensor, y: Tensor, momentum: bool) -> Work:
 
 
 def floors(work: Work, peaks: Peaks) -> dict[str, float]:
-    """Seconds that the work takes at least, by the precision of its products."""
+    """Lower bounds in seconds, by precision of the matrix products."""
     moving = work.bytes / peaks["bandwidth"]
     return {name: max(work.operations / rate, moving) for name, rate in peaks.items() if name != "bandwidth"}
 
 
 def peaks(device: str, quick: bool = False) -> Peaks:
-    """Measured now: on a GPU alone, on a CPU in one process for each core at the same time, added up.
+    """Measure the rates: on a GPU in one process, on a CPU as the sum over one process per core, at the same time.
 
-    quick: one process, and not for long.
+    quick: one process, for a short time.
     """
     seconds, count = ("0.05", 1) if quick else ("0.5", cores() if device == "cpu" else 1)
     with ExitStack() as stack:
@@ -69,10 +69,10 @@ def peaks(device: str, quick: bool = False) -> Peaks:
 
 
 def rates(device: str, seconds: float) -> Peaks:
-    """Of this process, one thread."""
+    """Rates of this process, with one thread."""
     side, length = (1024, 2**25) if device == "cpu" else (8192, 2**28)  # numbers
     source, target = torch.ones(length, device=device), torch.zeros(length, device=device)
-    clock = time.process_time if device == "cpu" else time.perf_counter  # whatever else the cores are doing
+    clock = time.process_time if device == "cpu" else time.perf_counter  # not affected by other load
     found = {"bandwidth": 2 * 4 * length / quickest(lambda: target.copy_(source), seconds, clock)}
     a = torch.randn(side, side, device=device)
     operations = 2 * side**3
@@ -86,7 +86,7 @@ def rates(device: str, seconds: float) -> Peaks:
 
 
 def quickest(work: Callable[[], Any], seconds: float, clock: Callable[[], float]) -> float:
-    """The shortest time of many."""
+    """Shortest time of repeated calls."""
     work()
     best, begun = float("inf"), clock()
     while clock() - begun < seconds:

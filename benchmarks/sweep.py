@@ -1,4 +1,4 @@
-"""How the cost of a round grows: one number of a FedPAC workload is varied, all others stay."""
+"""Sweeps: the cost of a FedPAC round as one setting varies and all others stay fixed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ POINTS: dict[str, tuple[float, ...]] = {
     "samples": (50, 100, 200, 400, 800, 1600),
     "width": (0.5, 1, 2, 4),
 }
-NAMES = {"clients": "clients, all in each round", "samples": "samples of a client", "width": "width of the network"}
+NAMES = {"clients": "clients, all in each round", "samples": "samples per client", "width": "network width"}
 
 
 def base(device: str) -> Workload:
-    """One local epoch, so that the points are quick; on a CPU fewer samples too."""
+    """One local epoch, to keep the points short; on a CPU also fewer samples."""
     if device == "cpu":
         return replace(WORKLOADS["fmnist-20"], name="sweep", samples=200, tests=50, epochs=1)
     return replace(WORKLOADS["cifar-20"], name="sweep", tests=50, epochs=1)
@@ -35,7 +35,7 @@ def varied(w: Workload, what: str, value: float) -> Workload:
 
 
 def sweep(what: str, w: Workload, how: Execution, repeats: int, few: bool = False) -> dict[str, Any]:
-    """`few`: the first two points only."""
+    """few: only the first two points."""
     values = POINTS[what][:2] if few else POINTS[what]
     return {
         "about": w.about,

@@ -1,4 +1,4 @@
-"""What is measured: federations of many kinds and sizes, on generated data of the shapes of real ones, or on these."""
+"""The workloads: federations of different kinds and sizes, on generated data with the shapes of real datasets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coterie.api.protocols import method_preset, preset
 from coterie.core import random
 from coterie.core.data import FederatedData
 from coterie.core.method import AnyMethod
-from coterie.core.optimizers import Sgd
+from coterie.core.training import LocalTraining
 from coterie.data import Dataset, divide, federate, load, transform
 from coterie.methods.fedreg.rebalance import histograms
 from coterie.models import Network, build
@@ -22,7 +22,7 @@ from coterie.models.cnn import COLOUR, GREY
 from coterie.models.network import conv_layers, flat_size
 
 SEED = 0
-SHAPES = {  # training samples, test samples, shape of one
+SHAPES = {  # training samples, test samples, shape of a sample
     "cifar10": (50_000, 10_000, (3, 32, 32)),
     "fashion-mnist": (60_000, 10_000, (1, 28, 28)),
 }
@@ -33,22 +33,22 @@ class Workload:
     name: str
     method: str
     network: str
-    dataset: str  # whose shapes
+    dataset: str  # whose shapes are used
     clients: int
-    joining: int  # clients of a round
-    samples: int  # a client's training samples; 0: as the protocol's partition deals them
-    tests: int  # a client's test samples
+    joining: int  # clients per round
+    samples: int  # training samples per client; 0: from the protocol's partition
+    tests: int  # test samples per client
     epochs: int = 5
-    protocol: str = "pac"  # whose settings: learning rate, batch, momentum, partition
+    protocol: str = "pac"  # source of learning rate, batch size, momentum and partition
     width: float = 1.0  # factor on the channels and units of `cnn`
-    real: bool = False  # the dataset itself, not generated samples of its shape
+    real: bool = False  # use the dataset instead of generated samples of its shape
     data_dir: str | None = None
-    tiny: bool = False  # few samples exist: a test that all works
-    on_cpu: bool = False  # a CPU does it in minutes
+    tiny: bool = False  # generate few samples, for tests
+    on_cpu: bool = False  # takes minutes on a CPU
 
     @property
     def about(self) -> str:
-        size = f"x {self.samples} samples" if self.samples else "of unlike size (Dirichlet 0.1)"
+        size = f"x {self.samples} samples" if self.samples else "of different sizes (Dirichlet 0.1)"
         taking_part = "all" if self.joining == self.clients else str(self.joining)
         wide = "" if self.width == 1 else f" {self.width:g} times as wide"
         data = f"{'' if self.real else 'shapes of '}{self.dataset}"
@@ -59,7 +59,7 @@ class Workload:
         )
 
     def quick(self) -> Workload:
-        """The same in small."""
+        """A tiny version of the workload."""
         few = min(self.clients, 4)
         return replace(
             self,
@@ -95,7 +95,7 @@ WORKLOADS = {
 
 
 def make(w: Workload) -> AnyMethod:
-    usual, training = preset(w.protocol, w.dataset), {f.name for f in fields(Sgd)}
+    usual, training = preset(w.protocol, w.dataset), {f.name for f in fields(LocalTraining)}
     settings = {k: v for k, v in usual.items() if k in training} | method_preset(w.protocol, w.method)
     return make_method(w.method, **settings | {"local_epochs": w.epochs})
 
@@ -113,7 +113,7 @@ def data(w: Workload) -> FederatedData:
 
 
 def generated(w: Workload) -> Dataset:
-    """Noise with a bright band whose height tells the class, as many as the real dataset has."""
+    """Noise with a bright band whose position encodes the class; as many samples as the real dataset."""
     train, test, shape = SHAPES[w.dataset]
     draw = torch.Generator().manual_seed(SEED)
 
@@ -136,7 +136,7 @@ def network(w: Workload, held: FederatedData) -> nn.Module:
 
 
 def wide_cnn(shape: tuple[int, ...], classes: int, width: float) -> Network:
-    """`cnn` with more or fewer channels and units."""
+    """`cnn` with its channels and units multiplied by a factor."""
     layers = GREY if shape[0] == 1 else COLOUR
     convs = tuple(conv._replace(channels=int(width * conv.channels)) for conv in layers)
     leaky, units = nn.LeakyReLU(0.01), int(width * 128)
@@ -152,7 +152,7 @@ def participants(w: Workload, round: int = 0) -> list[int]:
 
 
 def passes(w: Workload, held: FederatedData) -> list[tuple[int, ...]]:
-    """How many samples each client goes through in an epoch, pass by pass: FedReG has a second one."""
+    """Samples of each pass of an epoch, by client; FedReG has two passes."""
     sizes = held.train.sizes
     if w.method != "fedreg":
         return [(n,) for n in sizes]
@@ -161,7 +161,7 @@ def passes(w: Workload, held: FederatedData) -> list[tuple[int, ...]]:
 
 
 def steps(w: Workload, held: FederatedData) -> list[int]:
-    """SGD steps of each client in a round, without FedPAC's of the head alone."""
+    """SGD steps per round of each client, without FedPAC's steps of the head."""
     train = make(w).train
 
     def in_pass(n: int) -> int:

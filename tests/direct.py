@@ -14,9 +14,9 @@ from coterie.core.model import Model
 from coterie.deploy.agreement import Agreement
 from coterie.deploy.device import Device
 from coterie.deploy.messages import Message
+from coterie.deploy.pending import Timeouts
 from coterie.deploy.remote import Remote
 from coterie.deploy.store import Store
-from coterie.deploy.timeouts import Timeouts
 from coterie.deploy.transports.interface import AnswerReceived, Event, Transport
 from tests import toy
 
@@ -59,7 +59,7 @@ class Direct(Transport):
 def agreement(method: AnyMethod, model: Model, data: FederatedData, **more: Any) -> Agreement:
     splits = ("test",) if data.validation is None else ("test", "validation")
     given = {"seed": 7, "federation": FEDERATION} | more
-    return Agreement(method, model, data.clients, data.shape, data.train.x.dtype, splits, **given)
+    return Agreement(method, model, data.num_clients, data.shape, data.train.x.dtype, splits, **given)
 
 
 def census(data: FederatedData) -> Census:

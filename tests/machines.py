@@ -247,7 +247,7 @@ def simulated(
 ) -> tree.Tree:
     """The server's state after `coterie run` with these settings, if these clients do not answer in these rounds."""
     data = data or samples()
-    made, federation, _, _ = choose(method, "pac", About(data.name, data.shape, data.clients), settings)
+    made, federation, _, _ = choose(method, "pac", About(data.name, data.shape, data.num_clients), settings)
     clients = Missing(made, make_network("linear", data, federation.seed), data, federation.seed, processes=1)
     clients.left_out = left_out or {}
     server, _ = federate(clients, federation, max_left_out=1.0)

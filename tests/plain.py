@@ -12,7 +12,7 @@ from coterie.core import random
 from coterie.core.data import FederatedData, Split
 from coterie.core.method import AnyMethod
 from coterie.core.model import Model, Weights, make_model
-from coterie.core.optimizers import Sgd
+from coterie.core.training import LocalTraining
 from coterie.execution import Looped, Turn
 from coterie.execution.requests import keys, send
 from tests import toy
@@ -30,7 +30,7 @@ def data() -> FederatedData:
     return toy.toy(train=(13, 20, 9, 31, 8), augmented=False)
 
 
-def batches(data: FederatedData, client: int, turn: Turn, sgd: Sgd) -> list[tuple[Tensor, Tensor]]:
+def batches(data: FederatedData, client: int, turn: Turn, sgd: LocalTraining) -> list[tuple[Tensor, Tensor]]:
     """All batches of a client in a round, normalised. Their order is data, so it is taken from where it is made."""
     x, y = data.train.client(client)
     x = (x.double() / 255 - 0.5) / 0.5 if x.dtype == torch.uint8 else x
@@ -46,7 +46,7 @@ def batches(data: FederatedData, client: int, turn: Turn, sgd: Sgd) -> list[tupl
     return found
 
 
-def optimiser(parameters: Iterable[nn.Parameter], sgd: Sgd, turn: Turn, momentum: float | None = None) -> Any:
+def optimiser(parameters: Iterable[nn.Parameter], sgd: LocalTraining, turn: Turn, momentum: float | None = None) -> Any:
     speed = sgd.momentum if momentum is None else momentum
     return torch.optim.SGD(parameters, lr=sgd.lr * turn.rate, momentum=speed, weight_decay=sgd.weight_decay)
 

@@ -18,7 +18,7 @@ import torch
 from coterie.core import tree
 from coterie.core.data import FederatedData, Split, Transform
 from coterie.core.model import PRECISIONS, make_model
-from coterie.core.optimizers import Sgd
+from coterie.core.training import LocalTraining
 from coterie.execution import Looped, Request, Stacked
 from coterie.federation import Settings
 from coterie.federation.rounds import play
@@ -47,7 +47,7 @@ def trained(name: str, precision: str, way: str, device: str) -> tuple[tree.Tree
     """Weights before and after a round of FedAvg in which every client takes one step: more would amplify rounding."""
     given = data()
     model = make_model(build(name, SHAPE, CLASSES, 0), SHAPE, CLASSES, given.transform)
-    method = METHODS["fedavg"](train=Sgd(local_epochs=1, batch_size=24, lr=0.02))
+    method = METHODS["fedavg"](train=LocalTraining(local_epochs=1, batch_size=24, lr=0.02))
     more = {"cohort": 2} if way == "stacked" else {"processes": 1}
     clients = WAYS[way](method, replace(model, precision=precision), given, 0, device, **more)
     try:

@@ -11,8 +11,9 @@ import torch
 
 from coterie.core import tree
 from coterie.core.data import FederatedData
+from coterie.core.errors import CoterieError
 from coterie.core.model import make_model
-from coterie.core.optimizers import Sgd
+from coterie.core.training import LocalTraining
 from coterie.execution import Looped, Request, Stacked, Turn
 from coterie.execution.requests import send
 from coterie.federation import Settings, federate
@@ -39,6 +40,43 @@ def test_stacked_equals_looped(name: str, batch_norm: bool, keep: bool) -> None:
 
 
 @every_method
+@pytest.mark.parametrize("keep", [False, True], ids=["reset", "keep"])
+def test_adamw_stacked_equals_looped(name: str, keep: bool) -> None:
+    settings = {"optimizer": "adamw", "momentum": 0.0, "lr": 0.01, "keep_momentum": keep}
+    method, model, data = toy.method(name, **settings), toy.model(), toy.toy()
+    if method.needs_sgd:
+        with pytest.raises(CoterieError, match=f"{method.title} needs optimizer=sgd, got adamw"):
+            Looped(method, model, data, 7, processes=1).rehearse()
+        return
+    expected, _ = toy.looped(method, model, data)
+    found, _ = toy.stacked(method, model, data)
+    assert toy.distance(expected, found) < 1e-10
+    sgd, _ = toy.looped(toy.method(name, momentum=0.0, lr=0.01), model, data)
+    common = expected.keys() & sgd.keys()
+    assert any(expected[n].shape == sgd[n].shape and not torch.equal(expected[n], sgd[n]) for n in common)
+
+
+@every_method
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("kind", ["regression", "next-token"])
+def test_tasks_stacked_equal_looped(name: str, kind: str, optimizer: str) -> None:
+    settings = {} if optimizer == "sgd" else {"optimizer": "adamw", "momentum": 0.0, "lr": 0.01}
+    method, (data, model) = toy.method(name, **settings), toy.of_task(kind)
+    if method.needs_classes:
+        with pytest.raises(CoterieError, match=f"{method.title} needs one class per sample, .* {kind}"):
+            Looped(method, model, data, 7, processes=1).rehearse()
+        return
+    if method.needs_sgd and optimizer != "sgd":
+        return
+    expected, history = toy.looped(method, model, data)
+    found, side_by_side = toy.stacked(method, model, data)
+    assert toy.distance(expected, found) < 1e-10
+    for a, b in zip(history, side_by_side, strict=True):
+        for point, scores in a.scores.items():
+            torch.testing.assert_close(scores.value, b.scores[point].value, rtol=1e-9, atol=1e-12)
+
+
+@every_method
 def test_batchnorm_leaves_padding_out(name: str) -> None:
     """Clients of unlike size in one cohort; their last batches, and the parts they are tested in, end in padding."""
     data = toy.toy(train=(13, 16, 10), test=(125, 141, 130))
@@ -52,7 +90,7 @@ def test_batchnorm_leaves_padding_out(name: str) -> None:
     assert toy.distance(expected, found) < 1e-10
     for a, b in zip(history, side_by_side, strict=True):
         for point, scores in a.scores.items():
-            assert torch.equal(scores.correct, b.scores[point].correct)
+            assert torch.equal(scores.weighted, b.scores[point].weighted)
             torch.testing.assert_close(scores.loss, b.scores[point].loss, rtol=1e-9, atol=0)
 
 
@@ -213,7 +251,7 @@ def test_everything_frozen_is_a_field(name: str) -> None:
     """A method is a frozen dataclass, and remembers nothing."""
     method = METHODS[name]()
     with pytest.raises(dataclasses.FrozenInstanceError):
-        method.train = Sgd()  # type: ignore[misc]
+        method.train = LocalTraining()  # type: ignore[misc]
     before = dict(vars(method))
     federate(Looped(method, toy.model(), toy.toy(), 0, processes=1), Settings(rounds=1))
     assert vars(method) == before

@@ -161,7 +161,7 @@ EDGES: dict[str, dict[str, Any]] = {
 
 def with_labels(data: FederatedData, label: Any) -> FederatedData:
     """The same with other training labels: label(client, y)."""
-    y = torch.cat([label(i, data.train.client(i)[1]) for i in range(data.clients)])
+    y = torch.cat([label(i, data.train.client(i)[1]) for i in range(data.num_clients)])
     return FederatedData(data.name, data.classes, Split(data.train.x, y, data.train.sizes), data.test)
 
 
@@ -195,7 +195,7 @@ def test_edges_of_data(name: str, kind: Any, method: str, caplog: pytest.LogCapt
     assert all(t.isfinite().all() for t in found.values())
     pre = [r.scores["pre", "test"] for r in history if ("pre", "test") in r.scores][-1]
     assert pre.total.tolist() == list(data.test.sizes)
-    assert bool((pre.correct <= pre.total).all())
+    assert bool((pre.weighted <= pre.total).all())
     assert bool(pre.loss.isfinite().all())
 
 

@@ -13,7 +13,9 @@ from coterie.core.data import FederatedData, Split, Transform
 from coterie.core.layers import weights_of
 from coterie.core.method import AnyMethod
 from coterie.core.model import Model, Weights, make_model
-from coterie.core.optimizers import Sgd
+from coterie.core.task import IGNORED
+from coterie.core.tasks import NextToken, Regression
+from coterie.core.training import LocalTraining
 from coterie.execution import Backend, Looped, Request, Stacked
 from coterie.execution.requests import Cohort
 from coterie.federation import History, Settings, federate
@@ -46,6 +48,47 @@ def toy(
     return FederatedData("toy", CLASSES, split(train, 1), split(test, 2), held, transform)
 
 
+def of_task(kind: str) -> tuple[FederatedData, Model]:
+    """The same clients with other labels: regression on two targets, or the next token of a sequence."""
+    data = toy(augmented=False)
+    task, net = (Regression(2, (5.0, -1.0), (3.0, 0.5)), network()) if kind == "regression" else (NextToken(6), None)
+
+    def of(split: Split, seed: int) -> Split:
+        draw = torch.Generator().manual_seed(seed)
+        if kind == "regression":
+            noise = torch.randn(len(split.y), 2, generator=draw, dtype=torch.float64)
+            y = torch.stack([split.y, -split.y], 1) * torch.tensor([3.0, 0.5]) + torch.tensor([5.0, -1.0])
+            return replace(split, y=y + 0.1 * noise)
+        tokens = torch.randint(0, 6, (len(split.y), 8), generator=draw)
+        tokens[:, 1::2] = (tokens[:, ::2] + 1) % 6  # every second token follows from the one before
+        y = tokens[:, 1:].clone()
+        y[::3, -1] = IGNORED
+        return Split(tokens[:, :-1], y, split.sizes)
+
+    train, test = of(data.train, 11), of(data.test, 12)
+    if net is None:
+        net = token_network()
+    else:
+        net[-1] = nn.Linear(8, 2)  # type: ignore[operator]
+    made = replace(
+        data,
+        classes=0,
+        train=train,
+        test=test,
+        task=task,
+        transform=data.transform if kind == "regression" else Transform(),
+    )
+    sample = (made.shape, task, made.transform)
+    model = make_model(net, *sample, sample_type=train.x.dtype, label=made.label_shape).to("cpu", torch.float64)
+    return made, model
+
+
+def token_network() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Embedding(6, 5), nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 6))
+
+
 def network(batch_norm: bool = False, seed: int = 0) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -72,8 +115,8 @@ def headless() -> Model:
 
 def method(name: str, **changes: Any) -> AnyMethod:
     training = {"local_epochs": 2, "batch_size": 8, "lr": 0.05, "momentum": 0.5, "weight_decay": 1e-3}
-    own = {k: changes.pop(k) for k in list(changes) if k not in Sgd.__dataclass_fields__}
-    return METHODS[name](train=Sgd(**(training | changes)), **own)
+    own = {k: changes.pop(k) for k in list(changes) if k not in LocalTraining.__dataclass_fields__}
+    return METHODS[name](train=LocalTraining(**(training | changes)), **own)
 
 
 class Spoilt(Stacked):
@@ -98,7 +141,7 @@ class Spoilt(Stacked):
 def outcome(clients: Backend, **settings: Any) -> tuple[tree.Tree, History]:
     """All that a run leaves in tensors, and its history."""
     server, history = federate(clients, Settings(**{"rounds": 3, "join_ratio": 0.6, "seed": 7} | settings))
-    states = {str(i): unpadded(clients.state(i)) for i in range(clients.data.clients)}
+    states = {str(i): unpadded(clients.state(i)) for i in range(clients.data.num_clients)}
     clients.close()
     return tree.flatten({"server": server, "states": states}), history
 

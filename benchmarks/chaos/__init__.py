@@ -1,1 +1,1 @@
-"""Attacks on our own processes on this machine: random kills, hostile messages, devices that die."""
+"""Chaos tests of local processes: random kills, hostile messages, failing devices."""

@@ -1,10 +1,10 @@
-"""Attack our own processes on this machine, and write what came of it.
+"""Attack local Coterie processes and record the outcome.
 
 python -m benchmarks.chaos [--kills 200] [--parser 100000] [--live 20000] [--rounds 20] [--seed 0] [--out FILE]
 
-A count of 0 leaves a part out; what the file has of it already stays. Everything is bound to 127.0.0.1 and lives in a
-temporary folder. The first result that is not as it must be stops the program with an error. `--page` writes the
-figures of the file into docs/security.md.
+A count of 0 skips a part and keeps its figures in the file. Everything is bound to 127.0.0.1 and runs in a temporary
+folder. The first wrong result stops the program with an error. `--page` writes the figures of the file into
+docs/security.md.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def flags() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--kills", type=int, default=200, help="random kill -9 (default: 200)")
-    parser.add_argument("--parser", type=int, default=100_000, help="hostile messages at the readers (default: 100000)")
+    parser.add_argument("--kills", type=int, default=200, help="random kills with kill -9 (default: 200)")
+    parser.add_argument("--parser", type=int, default=100_000, help="hostile messages to the parsers (default: 100000)")
     parser.add_argument("--live", type=int, default=20_000, help="hostile messages through a broker (default: 20000)")
-    parser.add_argument("--rounds", type=int, default=20, help="rounds with dying devices (default: 20)")
-    parser.add_argument("--seed", type=int, default=0, help="of all that is drawn (default: 0)")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds with failing devices (default: 20)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all random choices (default: 0)")
     parser.add_argument("--out", type=Path, default=page.FIGURES, help=f"file to write (default: {page.FIGURES})")
     parser.add_argument("--page", action="store_true", help="only write the figures of the file into the page")
     return parser
@@ -65,7 +65,7 @@ def measure(chosen: argparse.Namespace, folder: Path, keep: Callable[[str, Any],
 
 
 def check(figures: dict[str, Any]) -> list[str]:
-    """What is not as it must be."""
+    """The wrong results, as messages."""
     wrong = []
     for name, found in figures.items():
         if found.get("accepted"):
@@ -82,18 +82,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     if chosen.page:
         page.write(chosen.out)
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that child processes are stopped
     about = provenance("cpu")
-    told: dict[str, Any] = json.loads(chosen.out.read_text()) if chosen.out.exists() else {}
+    recorded: dict[str, Any] = json.loads(chosen.out.read_text()) if chosen.out.exists() else {}
 
     def keep(name: str, found: Any) -> None:
-        told[name] = {**found, **about}
+        recorded[name] = {**found, **about}
         print(f"{name}: {json.dumps(found)}", flush=True)
-        chosen.out.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        chosen.out.write_text(json.dumps(recorded, indent=2) + "\n", encoding="utf-8")
 
     with TemporaryDirectory() as folder:
         measure(chosen, Path(folder), keep)
-    wrong = check(told)
+    wrong = check(recorded)
     print(*wrong, sep="\n", end="\n" if wrong else "", file=sys.stderr)
     return 1 if wrong else 0
 

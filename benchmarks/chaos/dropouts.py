@@ -1,4 +1,4 @@
-"""Devices that die in every round, while broker and server are killed: it ends, and is what a simulation gives."""
+"""Devices fail in every round, and broker and server are killed; the federation ends and equals a simulation."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from coterie.api import load_clients
 from tests.machines import Machines, assert_same_server, simulated
 
 DEVICES, EACH = 10, 2  # devices, and clients of each
-SHARE = 0.3  # of the devices that die in a round
+SHARE = 0.3  # of the devices that fail per round
 DATA = {"num_clients": DEVICES * EACH, "local_size": 30, "test_size": 20}
 
 
 def dying(rounds: int, seed: int, folder: Path) -> dict[str, Any]:
-    """Of three devices that die in a round one is started again at once, two a round later."""
+    """Of the three devices that fail in a round, one restarts at once and two a round later."""
     folder.mkdir()
     machines, draw = Machines(folder), random.Random(seed)
     samples = tuple(f"--{name.replace('_', '-')}={value}" for name, value in DATA.items())

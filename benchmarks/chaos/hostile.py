@@ -1,4 +1,4 @@
-"""Hostile messages, at everything that reads and through a broker: none is accepted, and memory stays flat."""
+"""Hostile messages, to all parsers and through a broker: none is accepted, and memory does not grow."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ MB = 2**20
 
 
 class Reader(NamedTuple):
-    """Something that reads messages."""
+    """A parser of messages."""
 
     read: Callable[[bytes], Any]
-    good: bytes  # the honest message, which is changed
-    top: int  # bytes of it that say what the rest is; the rest are numbers, of any value
-    same: Callable[[Any], bool]  # whether what was read is what the honest message says
+    good: bytes  # the honest message, which is mutated
+    top: int  # size of its header in bytes; the rest are numbers, of any value
+    same: Callable[[Any], bool]  # whether the parsed content equals that of the honest message
 
 
 def readers(folder: Path) -> dict[str, Reader]:
@@ -42,7 +42,7 @@ def readers(folder: Path) -> dict[str, Reader]:
     sent = make_request(agreement)
     message, _ = answer(agreement, sent.header)
     error = agreement.error(sent.header, "it could not")
-    told, opened = agreement.open_answer(error, sent.header), agreement.open_request(sent.own, sent.shared)
+    parsed, opened = agreement.open_answer(error, sent.header), agreement.open_request(sent.own, sent.shared)
     method, model, data = direct.small("fedpac")
     agreed = direct.agreement(method, model, data)
     device, order = Device(agreed, data.pick((0, 3)), (0, 3), Store(folder / "states")), make_request(agreed)
@@ -51,7 +51,7 @@ def readers(folder: Path) -> dict[str, Reader]:
     hello, register = proven(folder)
 
     def report(found: Any) -> bool:
-        return found.header._replace(note="") == told.header._replace(note="") and not found.tensors
+        return found.header._replace(note="") == parsed.header._replace(note="") and not found.tensors
 
     def answered(m: bytes) -> Any:
         return agreement.open_answer(m, sent.header)
@@ -74,7 +74,7 @@ def readers(folder: Path) -> dict[str, Reader]:
 
 
 def proven(folder: Path) -> tuple[bytes, Callable[[bytes], bool]]:
-    """A hello with a certificate, and how a server reads it: whether it says what the device said."""
+    """A signed hello, and a parser that returns whether its content is the device's."""
     make_certificates(folder / "certs", ["ward"], "127.0.0.1", 8883, 30)
     certificate, key = load_identity(*(str(folder / "certs" / f"ward.{end}") for end in ("pem", "key")))
     hello = sign(replace(said_hello(), certificate=certificate), key)
@@ -88,11 +88,11 @@ def proven(folder: Path) -> tuple[bytes, Callable[[bytes], bool]]:
 
 
 def at_the_parser(count: int, seed: int) -> dict[str, Any]:
-    """As many messages of each kind. A few are read first, so that what is made once, such as tables, is there."""
+    """Equally many messages for each parser. A few are parsed first to fill caches."""
     with TemporaryDirectory() as folder:
         found, kinds = dict[str, dict[str, int]](), readers(Path(folder))
         for reader in kinds.values():
-            reader.read(reader.good)  # an error here: what is refused below would say nothing
+            reader.read(reader.good)  # must succeed, or the refusals below mean nothing
             tally(reader, seed, 50)
         before = resident()
         for name, reader in kinds.items():
@@ -114,12 +114,12 @@ def tally(reader: Reader, seed: int, count: int) -> dict[str, int]:
 
 
 def resident() -> int:
-    """Bytes of memory of this process."""
+    """Resident memory of this process in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def live(count: int, seed: int, folder: Path, rounds: int = 30) -> dict[str, Any]:
-    """At a broker without TLS, under the topics of honest devices and of the server, while they train."""
+    """Publish at a broker without TLS, on the topics of honest devices and of the server, while they train."""
     draw, sent, federations, equal, left_out, grown = random.Random(seed), 0, 0, 0, 0, 0
     flags = ("--rounds", str(rounds), "--join-ratio", "1", "--seed", "3", "--wait", "120", "--grace", "60")
     expected = simulated("fedper", rounds=rounds, join_ratio=1.0, seed=3)
@@ -130,21 +130,21 @@ def live(count: int, seed: int, folder: Path, rounds: int = 30) -> dict[str, Any
         try:
             devices = machines.join_all(HELD)
             server = machines.serve("fedper", *flags)
-            everybody = [server, *devices.values()]
+            participants = [server, *devices.values()]
             with stranger(machines) as client:
                 client.subscribe(f"{ROOT}/#", qos=1)
                 server.wait_for("round 1:")
-                before = [machine.memory for machine in everybody]
+                before = [machine.memory for machine in participants]
                 while server.process.is_alive() and sent < count:
                     for _ in range(min(100, count - sent)):
                         client.publish(*nonsense(draw, client.heard[-200:]), qos=1)
                         sent += 1
                     del client.heard[:-200]
                     time.sleep(0.02)
-                    now = [m.memory if m.process.is_alive() else b for m, b in zip(everybody, before, strict=True)]
+                    now = [m.memory if m.process.is_alive() else b for m, b in zip(participants, before, strict=True)]
                     grown = max(grown, *(a - b for a, b in zip(now, before, strict=True)))
                 assert server.end(300) == 0, server.said[-3000:]
-            for machine in everybody:
+            for machine in participants:
                 assert machine.end(60) == 0, machine.said[-3000:]
                 assert "Traceback" not in machine.said, machine.said[-3000:]
             left_out += sum(map(len, machines.left_out.values()))

@@ -1,4 +1,4 @@
-"""kill -9 at random moments, then resume: what is left must be bit-equal to a run that was never stopped."""
+"""kill -9 at random moments, then resume: the result must be bit-equal to an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ rows:
   - {{name: FedAvg, method: fedavg}}
   - {{name: Ditto, method: ditto}}
 """
-PATIENT = ("--grace", "60")  # nobody is left out, so that the result is that of a federation without kills
-AWHILE = 20  # kills of one run, at most; then it may end
+PATIENT = ("--grace", "60")  # no client is left out, so the result equals that of a federation without kills
+AWHILE = 20  # most kills of one run; after that it may finish
 NOT_RESULTS = ("seconds", "folder", "file", "commit", "date", "machine", "out", "log")
 Words = tuple[str, ...]
 
@@ -41,13 +41,13 @@ Words = tuple[str, ...]
 class Command(NamedTuple):
     """A command of one process."""
 
-    first: Callable[[Path, int], Words]  # folder and number of the run -> what starts it
-    again: Callable[[Path, int], Words]  # what resumes it
-    begun: str  # the file that says that there is something to resume
+    first: Callable[[Path, int], Words]  # folder and number of the run -> arguments that start it
+    again: Callable[[Path, int], Words]  # arguments that resume it
+    begun: str  # file that exists once the run can be resumed
 
 
 def recipe(out: Path) -> Path:
-    """A small recipe; the uninterrupted run and the killed ones have the same."""
+    """A small recipe, the same for the uninterrupted run and the killed ones."""
     path = out.parent / "chaos.yaml"
     path.write_text(RECIPE.format(name="chaos"), encoding="utf-8")
     return path
@@ -86,19 +86,19 @@ COMMANDS = {
 
 
 def killed(name: str, kills: int, folder: Path, draw: random.Random) -> dict[str, Any]:
-    """So many kills of one command. Every run that came to its end is compared."""
+    """Kill a command this many times, and compare every finished run."""
     command, done, runs, equal, early = COMMANDS[name], 0, 0, 0, 0
     while done < kills:
-        whole, to_chunks = folder / f"{name}-whole-{runs}", folder / f"{name}-cut-{runs}"
+        whole, interrupted = folder / f"{name}-whole-{runs}", folder / f"{name}-cut-{runs}"
         start = time.monotonic()
         finish(Machine(folder / f"{name}-whole-{runs}.log", command.first(whole, runs)))
         long = time.monotonic() - start
         for attempt in range(AWHILE + 1):
-            begun = (to_chunks / command.begun).exists()
-            if not begun:  # killed before it had written what it was asked
+            begun = (interrupted / command.begun).exists()
+            if not begun:  # killed before it wrote its command
                 early += attempt > 0
-                shutil.rmtree(to_chunks, ignore_errors=True)
-            words = (command.again if begun else command.first)(to_chunks, runs)
+                shutil.rmtree(interrupted, ignore_errors=True)
+            words = (command.again if begun else command.first)(interrupted, runs)
             machine = Machine(folder / f"{name}-cut-{runs}-{attempt}.log", words)
             if attempt < AWHILE and done < kills:
                 machine.process.join(draw.uniform(0.05, 0.9) * long)
@@ -108,9 +108,9 @@ def killed(name: str, kills: int, folder: Path, draw: random.Random) -> dict[str
             machine.kill()
             done += 1
         runs += 1
-        equal += content(whole) == content(to_chunks)
+        equal += content(whole) == content(interrupted)
         shutil.rmtree(whole)
-        shutil.rmtree(to_chunks)
+        shutil.rmtree(interrupted)
     return {"kills": done, "before_a_folder": early, "runs": runs, "bit_equal": equal}
 
 
@@ -120,7 +120,7 @@ def finish(machine: Machine) -> None:
 
 
 def content(folder: Path) -> dict[str, Any]:
-    """All results in a folder, but for times, paths and what is kept to resume from. File -> its content or SHA-256."""
+    """File -> content or SHA-256, for all results in a folder without times, paths and checkpoints."""
     found: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
@@ -150,11 +150,11 @@ def without_times(value: Any) -> Any:
     return [without_times(v) for v in value] if isinstance(value, list) else value
 
 
-# A federation: the server, or a device, is killed and started again.
+# A federation whose server, or a device, is killed and restarted.
 
 
 def federation(folder: Path, who: str, kills: int, rounds: int, draw: random.Random) -> tuple[int, dict[str, Any]]:
-    """Kills that were done until it ended, and what server and devices have left."""
+    """Number of kills until the federation ended, and the results of server and devices."""
     folder.mkdir()
     machines, done = Machines(folder), 0
     flags = ("--rounds", str(rounds), "--join-ratio", "1", "--seed", "3", *PATIENT)

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from coterie.core.losses import cross_entropy
     from coterie.core.method import Census, Method
     from coterie.core.model import Model, Weights
-    from coterie.core.optimizers import Sgd
+    from coterie.core.optimizers import Adagrad, Adam, AdamW, Optimizer, Sgd
     from coterie.core.steps import fold
+    from coterie.core.training import LocalTraining
     from coterie.core.tree import Tree
     from coterie.data.user import clients_from
     from coterie.execution.choice import Execution
@@ -78,7 +79,8 @@ _HOMES = {  # module -> what it has of ours; imported when first used, so that `
     "coterie.core.losses": ("cross_entropy",),
     "coterie.core.method": ("Census", "Method"),
     "coterie.core.model": ("Model", "Weights"),
-    "coterie.core.optimizers": ("Sgd",),
+    "coterie.core.optimizers": ("Adagrad", "Adam", "AdamW", "Optimizer", "Sgd"),
+    "coterie.core.training": ("LocalTraining",),
     "coterie.core.steps": ("fold",),
     "coterie.core.tree": ("Tree",),
     "coterie.data.user": ("clients_from",),
@@ -108,6 +110,9 @@ __all__ = [
     "GPFL",
     "PFAKD",
     "SCAFFOLD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
     "Batch",
     "Census",
     "Comparison",
@@ -139,8 +144,10 @@ __all__ = [
     "KNNPer",
     "LGFedAvg",
     "Local",
+    "LocalTraining",
     "Method",
     "Model",
+    "Optimizer",
     "Protection",
     "Result",
     "Round",

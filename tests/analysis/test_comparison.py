@@ -78,7 +78,7 @@ def test_what_is_refused(bases: tuple[Path, Path], tmp_path: Path, capsys: pytes
     main(["resume", str(whole)])
     assert "is finished; --rounds N extends its runs" in capsys.readouterr().err
     (tmp_path / "command.json").write_text('{"command": {"methods": ["fedavg"]}}')
-    assert "does not say what was asked" in refused()
+    assert "it has no command" in refused()
     command = json.loads((whole / "command.json").read_text())
     command["command"]["local_size"] = 31
     (tmp_path / "command.json").write_text(json.dumps(command))

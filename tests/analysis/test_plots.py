@@ -37,10 +37,10 @@ def test_lines_are_means_and_bands_are_95_percent_intervals() -> None:
 def test_a_method_looks_the_same_by_id_and_title_and_unlike_all_others() -> None:
     for name, kind in METHODS.items():
         assert plots.look(name) == plots.look(kind.title)
-    assert plots.colors("fedavg-ft") == plots.colors("FedAvg-FT") != plots.colors("FedAvg")
+    assert plots.look("fedavg-ft").color == plots.look("FedAvg-FT").color != plots.look("FedAvg").color
     looks = [plots.look(name) for name in (*METHODS, *VARIANTS)]
     assert len(set(looks)) == len(looks)
-    assert len({plots.colors(name) for name in plots.FIRST}) == len(plots.FIRST)
+    assert len({plots.look(name).color for name in plots.FIRST}) == len(plots.FIRST)
     assert plots.look("a method of one's own") == plots.look("a method of one's own")
 
 

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from coterie.analysis.comparison import Comparison, worst_count
+from coterie.analysis.comparison import Comparison
 from coterie.analysis.paired import paired_tests
 from coterie.analysis.tables import TextTable, as_csv, latex, markdown, show
 from coterie.analysis.terminal import widths
 from coterie.core.errors import CoterieError
+from coterie.federation.history import worst_tenth_text
 
 TABLE = TextTable("A & B", ["method", "95 %"], [["Fed_PAC", "81.1 ± 0.2"], ['a|b, "c"', "-"]], "See #1.")
 
@@ -90,7 +91,7 @@ def test_every_partition_is_a_pair_where_it_varies() -> None:
     assert float(p) == pytest.approx(stats.ttest_rel([0.45, 0.40], [0.6, 0.7]).pvalue, abs=5e-4)
     assert "Paired t test" in tests.note
     assert "the 2 partitions differ by seed, and each is one pair" in tests.note
-    assert "each seed has a partition of its own, which the interval includes" in accuracies.note
+    assert "each seed has its own partition, which the interval includes" in accuracies.note
 
 
 def test_one_seed_is_paired_by_client() -> None:
@@ -127,8 +128,7 @@ def test_better_or_worse_is_by_ranks() -> None:
     ("clients", "said"), [([4], "1 client"), ([20], "2 clients"), ([39], "3 clients"), ([6, 20], "1 to 2 clients")]
 )
 def test_how_many_the_worst_tenth_are(clients: list[int], said: str) -> None:
-    rows = [{"clients": [*range(n)]} for n in clients]
-    assert worst_count(rows) == said
+    assert worst_tenth_text(clients) == said
 
 
 def test_a_narrow_terminal_breaks_few_lines_and_words_last() -> None:

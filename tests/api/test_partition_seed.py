@@ -47,7 +47,7 @@ def test_a_comparison_in_which_the_partition_varies(tmp_path: Path, capsys: pyte
     out = tmp_path / "r"
     main([*COMPARE, "--partition-seed", "vary", "--format", "markdown", "--out", str(out)])
     told = capsys.readouterr().out
-    assert "each seed has a partition of its own, which the interval includes" in told
+    assert "each seed has its own partition, which the interval includes" in told
     assert "Paired t test" in told
     assert "worst 10 % (1 client)" in told
     hashes = {name: partition(out / name)["hash"] for name in ("local-seed0", "fedavg-seed0", "local-seed1")}

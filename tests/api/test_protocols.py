@@ -11,7 +11,7 @@ import coterie
 from coterie.api import RULE_SETTINGS, make_method
 from coterie.api.protocols import PROTOCOLS, method_preset, preset
 from coterie.core.errors import CoterieError
-from coterie.core.optimizers import Sgd
+from coterie.core.training import LocalTraining
 from coterie.data import DATASETS, PARTITIONS
 from coterie.federation import Settings
 from coterie.methods import METHODS
@@ -22,12 +22,16 @@ from tests import toy
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("dataset", DATASETS)
 def test_presets_name_what_exists(protocol: str, dataset: str) -> None:
-    known = {f.name for kind in (Sgd, Settings) for f in fields(kind)} | set(RULE_SETTINGS) | {"partition", "model"}
+    known = (
+        {f.name for kind in (LocalTraining, Settings) for f in fields(kind)}
+        | set(RULE_SETTINGS)
+        | {"partition", "model"}
+    )
     chosen = preset(protocol, dataset)
     assert set(chosen) <= known
     assert chosen["model"] in MODELS
     assert chosen["partition"] in PARTITIONS
-    Sgd(**{f.name: chosen[f.name] for f in fields(Sgd) if f.name in chosen})
+    LocalTraining(**{f.name: chosen[f.name] for f in fields(LocalTraining) if f.name in chosen})
     Settings(**{f.name: chosen[f.name] for f in fields(Settings) if f.name in chosen})
 
 
@@ -49,7 +53,7 @@ def test_values_of_the_papers() -> None:
     assert method_preset("akd", "fedpac", "cifar10") == {"align": 1.0}
     assert method_preset("akd", "fedpac", "cifar100") == {"align": 0.001}
     assert method_preset("akd", "gpfl", "cifar100") == {"pull": 0.0001, "table_decay": 0.1}
-    assert [preset("reg", "cifar10", clients=n)["min_size"] for n in (50, 99, 100, 200, 500)] == [80, 80, 40, 4, 1]
+    assert [preset("reg", "cifar10", num_clients=n)["min_size"] for n in (50, 99, 100, 200, 500)] == [80, 80, 40, 4, 1]
     assert method_preset("crc", "fedprox") == {"pull": 0.1}
     assert method_preset("reg", "fedprox") == {"pull": 0.001}
     with pytest.raises(CoterieError, match="did you mean 'pac'"):

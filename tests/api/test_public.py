@@ -68,7 +68,7 @@ def test_every_method_has_a_docstring_with_its_paper(kind: type[Any]) -> None:
 
 def test_help_of_run_names_every_parameter() -> None:
     text = inspect.getdoc(coterie.run) or ""
-    listed = re.findall(r"^([a-z_]+(?:, [a-z_]+)*): ", text, re.M)
+    listed = re.findall(r"^([a-z_0-9]+(?:, [a-z_0-9]+)*): ", text, re.M)
     named = [name for line in listed for name in line.split(", ")]
     assert sorted(named) == sorted(inspect.signature(coterie.run).parameters)
 

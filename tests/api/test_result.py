@@ -35,7 +35,7 @@ def test_tables_are_data_frames(result: coterie.Result) -> None:
     assert clients["client"].tolist() == list(result.client_ids)
     assert clients["train_samples"].sum() == len(toy.toy().train.y)
     assert clients["FedAvg-FT"].mean() == pytest.approx(result.outcomes()[1].last.mean)
-    present = [len(toy.toy().train.client(i)[1].unique()) for i in range(toy.toy().clients)]
+    present = [len(toy.toy().train.client(i)[1].unique()) for i in range(toy.toy().num_clients)]
     assert clients["classes"].tolist() == present
     assert result.metrics["bytes_up"].sum() == sum(record.bytes_up for record in result.history)
 
@@ -54,7 +54,7 @@ def test_tables_without_pandas(result: coterie.Result, monkeypatch: pytest.Monke
 def test_repr_is_short_and_shows_no_tensor(result: coterie.Result) -> None:
     lines = repr(result).splitlines()
     assert len(lines) <= 6
-    assert lines[0] == f"Result of FedAvg on toy, {toy.toy().clients} clients, 3 rounds"
+    assert lines[0] == f"Result of FedAvg on toy, {toy.toy().num_clients} clients, 3 rounds"
     assert f"FedAvg: {100 * result.outcomes()[0].last.mean:.2f} % mean accuracy" in lines[1]
     assert "tensor" not in repr(result)
     html = result._repr_html_()

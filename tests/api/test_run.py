@@ -36,7 +36,9 @@ def same(a: coterie.Result, b: coterie.Result) -> bool:
 
 def test_groups_mean_the_same_as_names() -> None:
     named = run(rounds=2, lr=0.05, seed=3, join_ratio=0.5)
-    grouped = run(rounds=None, settings=coterie.Settings(rounds=2, seed=3, join_ratio=0.5), train=coterie.Sgd(lr=0.05))
+    grouped = run(
+        rounds=None, settings=coterie.Settings(rounds=2, seed=3, join_ratio=0.5), train=coterie.LocalTraining(lr=0.05)
+    )
     assert named.method.train == grouped.method.train
     assert named.method.train.momentum == 0.5  # the protocol's, since the group does not set it
     assert named.config is not None
@@ -50,8 +52,8 @@ def test_groups_mean_the_same_as_names() -> None:
     ("settings", "said"),
     [
         ({"settings": coterie.Settings(rounds=2)}, "rounds is given by name, next to settings="),
-        ({"train": coterie.Sgd(lr=1), "momentum": 0.1}, "momentum is given by name, next to train="),
-        ({"train": coterie.Settings()}, "train must be a coterie.Sgd, got Settings"),
+        ({"train": coterie.LocalTraining(lr=1), "momentum": 0.1}, "momentum is given by name, next to train="),
+        ({"train": coterie.Settings()}, "train must be a coterie.LocalTraining, got Settings"),
         ({"momentun": 0.1}, "unknown setting 'momentun': did you mean 'momentum'?"),
         ({"num_clients": 3}, "give it to coterie.load_clients"),
         ({"device": "cpu"}, "give it as backend=coterie.Execution"),

@@ -23,7 +23,7 @@ from benchmarks.plot import plot
 from benchmarks.roofline import Work, floors, step_work
 from benchmarks.workloads import WORKLOADS, Workload, data, make, network, participants, passes, steps, wide_cnn
 from coterie.api import Execution
-from coterie.core.optimizers import Sgd
+from coterie.core.training import LocalTraining
 from coterie.execution import Looped
 from coterie.federation import Settings
 from coterie.models import build
@@ -55,7 +55,7 @@ def test_one_command_measures_prints_and_keeps_what_is_in_the_file(
         4e3 * max(entry["step"]["operations"] / entry["peaks"]["fp32"], entry["step"]["bytes"] / bandwidth(entry))
     )
     assert "aggregation and QP" in printed
-    assert f"**{way['times_as_fast']:.1f}**" in printed
+    assert f"**{way['times_as_fast']:.1f}×**" in printed
 
 
 def bandwidth(entry: dict[str, Any]) -> float:
@@ -88,7 +88,7 @@ def test_a_sweep_varies_one_number(
     points = json.loads(out.read_text(encoding="utf-8"))["sweeps"]["width"]["points"]
     assert [point["value"] for point in points] == [0.5, 1]
     assert all(point["seconds"] > 0 and point["plain_seconds"] > 0 for point in points)
-    assert "width of the network" in capsys.readouterr().out
+    assert "network width" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_a_sweep_varies_one_number(
         ("--only fmnist-21", "unknown workload 'fmnist-21': did you mean 'fmnist-20'?"),
         ("--sweep depth", "unknown sweep 'depth'"),
         ("--rounds 0", "rounds must be at least 1"),
-        ("--out nowhere/file.json", "there is no folder nowhere"),
-        ("--out other.json", "other.json is there and has other content"),
+        ("--out nowhere/file.json", "folder nowhere not found"),
+        ("--out other.json", "other.json exists and is not a file of benchmark results"),
         ("--only linear-100 --data real --data-dir .", "fashion-mnist"),
     ],
 )
@@ -141,14 +141,14 @@ def test_every_workload_can_be_made() -> None:
 def test_steps_are_those_that_clients_take(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     w = replace(QUICK[name], network="linear", samples=QUICK[name].samples and 70, epochs=2)
     held, counted = data(w), Counter[int]()
-    plain_step = Sgd.step
+    plain_step = LocalTraining.step
 
-    def step(self: Sgd, params: Any, loss: Any, batch: Any, *rest: Any) -> Any:
+    def step(self: LocalTraining, params: Any, loss: Any, batch: Any, *rest: Any) -> Any:
         if self.lr != getattr(make(w), "head_lr", None):  # not FedPAC's of the head alone
             counted[0] += 1 if batch.active is None else int(batch.active)
         return plain_step(self, params, loss, batch, *rest)
 
-    monkeypatch.setattr(Sgd, "step", step)
+    monkeypatch.setattr(LocalTraining, "step", step)
     how = Execution(device="cpu", processes=1)
     federation = ours.Federation(ours.Case(w, held, how, 1).clients(), w.joining)
     counted.clear()  # of the rehearsal
@@ -329,9 +329,9 @@ def test_a_table_says_what_was_measured() -> None:
     assert found[""] == "stacked"
     assert found["round without evaluation, s"] == "2"
     assert found["plain loop, s"] == "20"
-    assert found["times as fast a step"] == "12.5"
-    assert found["times the floor"] == "2.0, 8.0"
-    assert found["wasted steps"] == "12.3 %"
+    assert found["speedup of a step"] == "12.5×"
+    assert found["step / floor"] == "2.0, 8.0"
+    assert found["padding steps"] == "12.3 %"
     assert found["memory allocated, GB"] == "12.5"
     assert [tables.number(v) for v in (1234.5, 12.345, 0.012345, 0.0)] == ["1234", "12.3", "0.0123", "0"]
 

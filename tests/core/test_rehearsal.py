@@ -15,8 +15,8 @@ from coterie.core.errors import CoterieError
 from coterie.core.losses import cross_entropy
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
-from coterie.core.optimizers import Sgd
 from coterie.core.rehearsal import rehearse, vmap_problem
+from coterie.core.training import LocalTraining
 from coterie.core.tree import Tree, average
 from coterie.methods import METHODS
 from tests import toy
@@ -74,7 +74,7 @@ class Mine(Method[Server, State, Down, Up]):
 
 
 def broken(**functions: Any) -> Any:
-    return type("Mine", (Mine,), functions)(train=Sgd(local_epochs=3, batch_size=8, lr=0.05))
+    return type("Mine", (Mine,), functions)(train=LocalTraining(local_epochs=3, batch_size=8, lr=0.05))
 
 
 def train_with(make: Any) -> Any:
@@ -131,7 +131,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "classes predicted": (
         {"client_predict": lambda self, model, state, down, x: model(down.weights, x).argmax(1)},
-        r"Mine\.client_predict must return logits of shape \(4, 4\), .* got a tensor, int64 \(4,\)",
+        r"Mine\.client_predict must return logits of shape \(4, 4\), got a tensor, int64 \(4,\)",
     ),
 }
 

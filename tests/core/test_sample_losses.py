@@ -14,7 +14,7 @@ from coterie.core.batch import Data, each, sample_losses
 from coterie.core.init import networks
 from coterie.core.losses import cross_entropy
 from coterie.core.model import Weights
-from coterie.core.optimizers import Sgd
+from coterie.core.training import LocalTraining
 from tests import plain, toy
 
 
@@ -49,7 +49,7 @@ def test_models_train_the_same_side_by_side_and_in_turn(batch_norm: bool) -> Non
     models, factors = networks(model, 3), torch.tensor([1.0, 2.0, 0.0], dtype=torch.float64)
 
     def one(w: Weights, factor: Tensor) -> Weights:
-        return Sgd(local_epochs=1, batch_size=8)(
+        return LocalTraining(local_epochs=1, batch_size=8)(
             w, lambda w, batch: factor * cross_entropy(model(w, batch.x), batch.y), where, {}
         )[0]
 

@@ -138,7 +138,7 @@ def test_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", no_home)
-    with pytest.raises(CoterieError, match="no home folder"):
+    with pytest.raises(CoterieError, match="no home directory"):
         load("mnist")
     assert len(load("heart-disease").y_train) == 693
 

@@ -116,7 +116,7 @@ def test_rotation(balanced: Balanced) -> None:
 
 
 def test_too_few_samples_of_a_class(balanced: Balanced) -> None:
-    with pytest.raises(CoterieError, match=r"class 0: one client wants 160 samples, 90 exist"):
+    with pytest.raises(CoterieError, match=r"class 0 has 90 samples, but one client needs 160"):
         PARTITIONS["dominant"](balanced("mnist", 10, 90, 90))
     with pytest.raises(CoterieError, match="at least 4 classes"):
         PARTITIONS["dominant"](balanced("heart-disease", 2, 300, 300))

@@ -89,7 +89,7 @@ def test_validation_is_part_of_training(tiny: Dataset) -> None:
     assert data.train.sizes[2] + data.validation.sizes[2] == 3
     torch.testing.assert_close(data.validation.x, again.validation.x)
     assert ids(federate(tiny, made, 0.25, seed=4).train.x) != ids(data.train.x)
-    with pytest.raises(CoterieError, match="validation is 1"):
+    with pytest.raises(CoterieError, match="validation must be at least 0 and less than 1, got 1"):
         federate(tiny, made, 1.0)
 
 
@@ -113,7 +113,7 @@ def test_shipped_data_make_federations() -> None:
     numbers = made.statistics(small.labels)
     assert numbers.train_slots == numbers.train_distinct == 6000
     data = federate(small, made)
-    assert (data.clients, data.shape) == (20, (1, 28, 28))
+    assert (data.num_clients, data.shape) == (20, (1, 28, 28))
     np.testing.assert_array_equal(data.train.class_counts(10).numpy(), numbers.train_counts)
     heart = load("heart-disease")
     assert federate(heart, divide(heart, "natural"), validation=0.2).shape == (13,)

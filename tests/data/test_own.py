@@ -295,7 +295,7 @@ class Calls:
 
 def test_pfllib_pickles_run_nothing(tmp_path: Path) -> None:
     write_pfllib(tmp_path, more=Calls())
-    with pytest.raises(CoterieError, match=r"'builtins.exec' has no place in it"):
+    with pytest.raises(CoterieError, match=r"'builtins.exec' is not allowed"):
         coterie.load_clients(str(tmp_path))
     assert not hasattr(sys, "coterie_was_here")
 
@@ -325,7 +325,7 @@ def test_torch_datasets(tmp_path: Path) -> None:
         coterie.clients_from(pairs, classes=("0", "1", "2"), input="image"),
         coterie.clients_from(whole, client=[0] * 12 + [1] * 18),
     ):
-        assert (data.clients, data.shape, data.train.x.dtype) == (2, (1, 4, 4), torch.uint8)
+        assert (data.num_clients, data.shape, data.train.x.dtype) == (2, (1, 4, 4), torch.uint8)
         for client, p in enumerate(parts):
             assert held(data, client) == written(x[p], y[p])
     both = coterie.clients_from(tensors, tensors, validation=0.25)
@@ -334,8 +334,8 @@ def test_torch_datasets(tmp_path: Path) -> None:
     assert result.personal_model(1)(torch.from_numpy(x[:2])).shape == (2, 3)
     for wrong, told in (
         ((whole,), "list of Datasets"),
-        (([whole, iter([])],), "knows its length"),
-        (([Pairs([np.zeros(2), np.zeros(3)], [0, 1])],), "sample 1: its shape"),
+        (([whole, iter([])],), "with __len__ and __getitem__"),
+        (([Pairs([np.zeros(2), np.zeros(3)], [0, 1])],), "sample 1: shape"),
         (([Pairs(np.zeros((4, 2)), [0, 1, -5, 1])],), "client 0, sample 2: -5"),
         (([Pairs(np.full((4, 2), np.nan), [0, 1, 0, 1])],), "missing values"),
     ):
@@ -392,7 +392,7 @@ def test_normalise_auto(tmp_path: Path, kind: type) -> None:
     np.testing.assert_allclose(np.array(data.transform.std)[[0, 2]], train.std((0, 2, 3))[[0, 2]], rtol=1e-12)
     assert data.transform.std[1] == 1
     assert coterie.load_clients(str(tmp_path / "a.npz")).transform.mean == ()
-    with pytest.raises(CoterieError, match="way to normalise"):
+    with pytest.raises(CoterieError, match="--normalise value"):
         coterie.load_clients(str(tmp_path / "a.npz"), normalise="yes")
 
 
@@ -408,7 +408,7 @@ def test_images_of_fractions_with_channels_last_are_left_alone_unless_they_are_n
     np.savez(tmp_path / "b.npz", x=(x * 255).astype(np.uint8), y=np.arange(20) % 2, client=np.arange(20) // 10)
     moved = coterie.load_clients(str(tmp_path / "b.npz"))
     assert moved.shape == (3, 6, 5)
-    assert any("channels last; they are read as 3 x 6 x 5" in line for line in describe_input(moved))
+    assert any("channels last; read as 3 x 6 x 5" in line for line in describe_input(moved))
 
 
 def test_columns_are_refused_where_there_are_none(tmp_path: Path) -> None:
@@ -454,13 +454,13 @@ def test_check_names_file_and_row(tmp_path: Path) -> None:
     assert told.endswith("bad one.csv, line 6")
     assert "bad one.csv, line 12, column 'column 0'" in found["infinite value"].examples[0]
     assert [e.split("/")[-1] for e in found["no label"].examples] == ["bad one.csv, line 8"]
-    assert "bad one.csv, line 10: 2 values for 4 columns" in found["row of another length"].examples[0]
+    assert "bad one.csv, line 10: 2 values for 4 columns" in found["row of a different length"].examples[0]
     unread = "\n".join(found["cannot be read"].examples)
     for told in (
         "latin.csv: line 5 is not UTF-8",
-        "others.csv: other columns",
+        "others.csv: columns differ",
         "nothing.csv: the first line",
-        "holds numbers",
+        "column names, not numbers",
     ):
         assert told in unread
     assert "(empty)" in found["client without training samples"].examples[0]
@@ -494,7 +494,7 @@ def test_check_of_arrays(tmp_path: Path, change: dict[str, Any], told: str) -> N
 def test_check_of_classes_nobody_has(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.eye(20), y=np.array([0, 3] * 10), client=np.arange(20) // 10)
     found = problems(tmp_path / "a.npz")
-    assert found["class that nobody has"].examples == ["class 1 (1)", "class 2 (2)"]
+    assert found["class without samples"].examples == ["class 1 (1)", "class 2 (2)"]
     assert check(tmp_path / "a.npz").fine
 
 
@@ -521,10 +521,10 @@ def test_check_of_images(tmp_path: Path) -> None:
     (tmp_path / "nobody").mkdir()
     found = problems(tmp_path)
     assert "broken.png" in found["cannot be read"].examples[0]
-    told = "\n".join(found["another shape than the rest"].examples)
+    told = "\n".join(found["different shape than the rest"].examples)
     assert "large.png: 3 x 9 x 9 uint8, the first image has 3 x 5 x 4 uint8" in told
     assert "grey.png: 1 x 5 x 4" in told
-    assert "readme.txt" in found["left out, as it is no image by its name"].examples[0]
+    assert "readme.txt" in found["file without an image extension is ignored"].examples[0]
     assert "(nobody)" in found["client without training samples"].examples[0]
 
 
@@ -533,9 +533,9 @@ def test_check_of_pfllib(tmp_path: Path) -> None:
     (tmp_path / "train" / "5.npz").write_bytes(b"PK nothing")
     np.savez(tmp_path / "train" / "6.npz", data=np.array({"x": np.zeros((3, 9, 9)), "y": np.zeros(3)}, dtype=object))
     found = problems(tmp_path)
-    assert {"label out of range", "another shape than the rest", "cannot be read"} <= set(found)
+    assert {"label out of range", "different shape than the rest", "cannot be read"} <= set(found)
     assert "5.npz" in found["cannot be read"].examples[0]
-    assert "6.npz, row 0" in found["another shape than the rest"].examples[0]
+    assert "6.npz, row 0" in found["different shape than the rest"].examples[0]
 
 
 def hostile(folder: Path) -> dict[str, Callable[[Path], object]]:
@@ -620,7 +620,7 @@ def test_check_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         main(["data", "check", str(tmp_path)])
     text = capsys.readouterr().out
     assert stopped.value.code == 0
-    for told in ("3 clients", "39 samples", "2 classes: no 19, yes 20", "float32", "Zürich Süd |", "Nothing is wrong."):
+    for told in ("3 clients", "39 samples", "2 classes: no 19, yes 20", "float32", "Zürich Süd |", "No errors found."):
         assert told in text
     with pytest.raises(SystemExit):
         main(["data", "check", str(tmp_path), "--json"])
@@ -638,9 +638,9 @@ def test_names_and_paths_are_told_apart(tmp_path: Path, monkeypatch: pytest.Monk
     for folder in ("Heart Disease", "wards.v2"):
         for name, (x, y) in numbers().items():
             write_csv(tmp_path / folder / f"{name}.csv", x, y)
-    assert coterie.load_clients("Heart Disease").clients == 4  # a known name comes first
+    assert coterie.load_clients("Heart Disease").num_clients == 4  # a known name comes first
     own = coterie.load_clients("./Heart Disease")
-    assert (own.clients, own.name) == (3, "own-Heart Disease")  # never mistaken for the known one later
+    assert (own.num_clients, own.name) == (3, "own-Heart Disease")  # never mistaken for the known one later
     assert coterie.load_clients("wards.v2").name == "wards.v2"
     with pytest.raises(CoterieError, match="did you mean 'heart-disease'"):
         coterie.load_clients("hart-disease")
@@ -656,7 +656,7 @@ def test_ten_thousand_clients_take_seconds(tmp_path: Path) -> None:
     start = time.process_time()
     assert len(check(tmp_path).clients) == 10_000
     data = coterie.load_clients(str(tmp_path))
-    assert (data.clients, sum(data.train.sizes) + sum(data.test.sizes)) == (10_000, 110_000)
+    assert (data.num_clients, sum(data.train.sizes) + sum(data.test.sizes)) == (10_000, 110_000)
     assert time.process_time() - start < 20  # measured: 4
 
 

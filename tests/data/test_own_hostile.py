@@ -165,11 +165,11 @@ def test_mixed_types_and_missing_clients_are_told(tmp_path: Path) -> None:
     told = {p.what: p.examples for p in check(tmp_path / "mixed").problems}
     assert (
         "1.npz, row 0, 4 samples: 1 x 3 x 3 uint8, most have 1 x 3 x 3 float32"
-        in told["another type of numbers than the rest"][0].rpartition("/")[2]
+        in told["different number type than the rest"][0].rpartition("/")[2]
     )
     (tmp_path / "a.csv").write_text("a,client,label\n1,x,0\n2,x,1\n3,,1\n4,,0\n")
     told = {p.what: p.examples for p in check(tmp_path / "a.csv").problems}
-    assert told["sample that does not say its client"][0].endswith("a.csv, line 4")
+    assert told["sample without a client"][0].endswith("a.csv, line 4")
 
 
 @pytest.mark.long

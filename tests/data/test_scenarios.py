@@ -86,7 +86,7 @@ def test_dirichlet_is_drawn_from_the_known_distribution(clients: int, smallest: 
 
 def test_dirichlet_gives_up_in_words(balanced: Balanced) -> None:
     labels = balanced("cifar10", 10, 500, 100)
-    with pytest.raises(CoterieError, match=r"no draw of 20 gave each of 50 clients min_size=40 of 6000 samples"):
+    with pytest.raises(CoterieError, match=r"none of 20 draws of 6000 samples .* 50 clients min_size=40"):
         PARTITIONS["dirichlet"](labels, num_clients=50, alpha=0.01, min_size=40, retries=20)
 
 
@@ -96,7 +96,7 @@ def test_iid(balanced: Balanced) -> None:
     assert set(numbers.train_sizes) == {142}
     assert set(numbers.test_sizes) == {42}
     assert numbers.train_distinct == numbers.train_slots == 994
-    with pytest.raises(CoterieError, match="local_size is 200"):
+    with pytest.raises(CoterieError, match=r"local_size must be .*, got 200"):
         PARTITIONS["iid"](labels, num_clients=7, local_size=200)
 
 

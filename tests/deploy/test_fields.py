@@ -105,7 +105,7 @@ def test_categories_agree_with_the_mechanisms() -> None:
 
 def test_the_page_has_the_table() -> None:
     assert f"<!-- fields -->\n{markdown()}<!-- end of fields -->" in PAGE, "run `coterie privacy --markdown`"
-    assert "A simulation's noise protects nobody" in PAGE
+    assert "The noise of a simulation gives no privacy" in PAGE
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,7 +114,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     told = {field.strip(): what.strip() for field, what in lines.items()}
     assert told["up.weights"] == "noise in every step, counted"
     assert told["up.samples"] == "exact, not covered"
-    assert told["scores.correct"].startswith("not sent")
+    assert told["scores.weighted"].startswith("not sent")
     assert "up.prototypes" not in told
     with pytest.raises(SystemExit):
         main(["privacy", "fedpac", "--dp", "sample"])
@@ -142,7 +142,7 @@ def test_a_run_says_what_it_does_not_cover(tmp_path: Path, capsys: pytest.Captur
         assert privacy["covers"] == "the weights that a client sends, and its personal model"
         assert "numbers of samples" in privacy["not_covered"]
         assert any("test samples" in missing for missing in privacy["not_covered"])
-        assert "protects nobody" in privacy["noise"]
+        assert "gives no privacy" in privacy["noise"]
     words = " ".join(line.split())
     assert "does not cover: numbers of samples" in words
-    assert "it protects nobody" in words
+    assert "it gives no privacy" in words

@@ -24,11 +24,10 @@ from coterie.deploy.device_setup import DevicePolicy
 from coterie.deploy.handshake import Hello, SampleSchema, Terms, from_json, hello, to_json
 from coterie.deploy.membership import Membership
 from coterie.deploy.messages import Received
-from coterie.deploy.pending import PendingRequests
+from coterie.deploy.pending import PendingRequests, Timeouts
 from coterie.deploy.remote import Remote
 from coterie.deploy.server import announce
 from coterie.deploy.store import Store
-from coterie.deploy.timeouts import Timeouts
 from coterie.deploy.transports.interface import AnswerReceived
 from coterie.deploy.transports.mqtt import device as mqtt_device
 from coterie.deploy.transports.mqtt import server as mqtt_server

@@ -95,14 +95,14 @@ def lying_hellos(good: Hello) -> Iterator[tuple[str, bytes]]:
 def prepare(membership: Membership) -> None:
     """What a server does before the first round, when all devices are there."""
     schema = membership.schema
-    chosen, *_ = choose("fedavg", "pac", About(schema.name, schema.shape, membership.clients), {"rounds": 2})
+    chosen, *_ = choose("fedavg", "pac", About(schema.name, schema.shape, membership.num_clients), {"rounds": 2})
     made, dtype = network_for("linear", schema, 0, None), dtype_of(schema)
     rehearse(chosen, made, torch.zeros(4, *schema.shape, dtype=dtype), torch.arange(4) % schema.classes)
-    agreement = Agreement(chosen, made, membership.clients, schema.shape, dtype, membership.splits, 0)
+    agreement = Agreement(chosen, made, membership.num_clients, schema.shape, dtype, membership.splits, 0)
     assert membership.held
     assert membership.about()
-    assert membership.labels(range(membership.clients))
-    assert len(membership.census.samples) == membership.clients
+    assert membership.labels(range(membership.num_clients))
+    assert len(membership.census.samples) == membership.num_clients
     assert agreement.start_message()
 
 

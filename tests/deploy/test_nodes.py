@@ -21,8 +21,8 @@ from coterie.cli import main
 from coterie.core import tree
 from coterie.core.errors import CoterieError
 from coterie.deploy.device_data import load_hosted_clients, numbers
+from coterie.deploy.pending import Timeouts
 from coterie.deploy.server import Service, run_federation
-from coterie.deploy.timeouts import Timeouts
 from coterie.deploy.transports.flower import device as flower_device
 from coterie.deploy.transports.flower import server as flower_server
 from coterie.deploy.transports.flower.connection import FlowerConnection, Packet, error_packet
@@ -116,7 +116,7 @@ def test_the_same_as_in_one_process(tmp_path: Path) -> None:
 def test_devices_leave_models_that_were_measured(tmp_path: Path) -> None:
     result = federate(Fake(tmp_path))
     left = load_run(next((tmp_path / "device-0").glob("*/run")))
-    expected = dict(enumerate(result.history[-1].scores["pre", "test"].accuracy.tolist()))
+    expected = dict(enumerate(result.history[-1].scores["pre", "test"].value.tolist()))
     assert {client.number: client.accuracy for client in left.clients} == {0: expected[0], 3: expected[3]}
 
 
@@ -321,11 +321,11 @@ def test_noise_is_new_in_every_run(tmp_path: Path) -> None:
 def test_a_federation_under_dp_sample_runs_and_tells_no_scores(tmp_path: Path) -> None:
     asked: dict[str, Any] = {"method": "fedavg", "dp": "sample", "dp_noise": 1.0, "rounds": 2}
     result = federate(Fake(tmp_path / "silent"), **asked)
-    assert all(math.isnan(record.accuracy("pre")) for record in result.history if record.accuracy("pre") is not None)
+    assert all(math.isnan(record.score("pre")) for record in result.history if record.score("pre") is not None)
     line = Fake(tmp_path / "open")
     line.config = {node: {**config, "tell-scores": True} for node, config in line.config.items()}
     told = federate(line, **asked)
-    assert told.history[-1].accuracy("finished") > 0
+    assert told.history[-1].score("finished") > 0
     left = load_run(next((tmp_path / "silent" / "device-0").glob("*/run")))
     assert all(0 <= client.accuracy <= 1 for client in left.clients)  # at home, its models are measured
 

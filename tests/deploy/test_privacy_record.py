@@ -312,9 +312,9 @@ def test_scores_stay_on_devices_that_do_not_tell_them(tmp_path: Path) -> None:
     _, silent = federated(make_agreement(SecretNoise()), tmp_path / "silent", tell_scores=False)
     for record in silent:
         for scores in record.scores.values():
-            assert not any(t.any() for t in (scores.correct, scores.total, scores.loss))
-    assert math.isfinite(told[0].accuracy("pre"))
-    assert math.isnan(silent[0].accuracy("pre"))
+            assert not any(t.any() for t in (scores.weighted, scores.total, scores.loss))
+    assert math.isfinite(told[0].score("pre"))
+    assert math.isnan(silent[0].score("pre"))
 
 
 def test_a_device_that_adds_noise_needs_a_record(tmp_path: Path) -> None:

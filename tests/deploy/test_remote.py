@@ -22,9 +22,9 @@ from coterie.deploy import pending as pending_requests
 from coterie.deploy import remote as remote_clients
 from coterie.deploy.device import Device
 from coterie.deploy.messages import Message
+from coterie.deploy.pending import Timeouts
 from coterie.deploy.remote import Remote
 from coterie.deploy.store import KEPT, Store
-from coterie.deploy.timeouts import Timeouts
 from coterie.deploy.transports.interface import AnswerReceived, DeviceConnected, DeviceDisconnected, Event
 from coterie.execution.requests import send
 from coterie.federation import Safety, Settings, federate
@@ -110,7 +110,7 @@ class Forgetful(Missing):
 
     def join(self, welcome: tree.Tree) -> None:
         super().join(welcome)
-        self.first = {client: self.state(client) for client in range(self.count)}
+        self.first = {client: self.state(client) for client in range(self.num_clients)}
 
     def begin(self, clients: torch.Tensor, downs: Any, turn: Any) -> Any:
         for round, client in self.restarts:

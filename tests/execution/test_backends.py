@@ -95,7 +95,7 @@ def test_batchnorm_without_running_statistics_tests_by_batch(kind: str) -> None:
     for i in range(5):
         x, y = data.test.client(i)
         right = (result.model(result.server.weights, x).argmax(1) == y).sum()
-        assert int(result.history[0].scores["pre", "test"].correct[i]) == int(right)
+        assert int(result.history[0].scores["pre", "test"].weighted[i]) == int(right)
 
 
 def test_a_worker_that_dies_is_told() -> None:

@@ -17,7 +17,7 @@ MANY = tuple(range(6, 26))
 def test_a_share_of_clients_is_kept_out() -> None:
     data = toy.toy(train=MANY, test=MANY)
     known, strangers = keep_out(data, 0.4, seed=1)
-    assert (known.clients, strangers.clients) == (12, 8)
+    assert (known.num_clients, strangers.num_clients) == (12, 8)
     assert sorted(known.train.sizes + strangers.train.sizes) == sorted(MANY)  # all sizes differ: nobody is twice
     x, y = strangers.train.client(0)
     whole = data.train.client(MANY.index(strangers.train.sizes[0]))
@@ -37,7 +37,7 @@ def test_every_method_meets_newcomers(name: str, caplog: pytest.LogCaptureFixtur
         result = coterie.run(toy.method(name), data, network, rounds=2, new_clients=0.4, backend=where, seed=3)
         record = result.history[-1]
         assert len(record.participants) == 4
-        found.append({point: scores.correct.tolist() for point, scores in record.scores.items()})
+        found.append({point: scores.weighted.tolist() for point, scores in record.scores.items()})
     assert found[0] == found[1]
     if found[0]:
         assert {("new_pre", "test"), ("new_post", "test")} <= set(found[0])
@@ -49,9 +49,9 @@ def test_fedavg_gives_newcomers_its_model() -> None:
     data = toy.toy(train=MANY[:10], test=MANY[:10])
     result = coterie.run(toy.method("fedavg"), data, toy.network(), rounds=2, new_clients=0.4, backend="looped")
     last = result.history[-1].scores
-    assert last["new_pre", "test"].correct.tolist() == last["new_global", "test"].correct.tolist()
+    assert last["new_pre", "test"].weighted.tolist() == last["new_global", "test"].weighted.tolist()
     _, strangers = keep_out(data, 0.4, 0)
     x, y = strangers.test.client(2)
     logits = result.method.server_predict(result.model, result.server, x)
     assert logits is not None
-    assert int((logits.argmax(1) == y).sum()) == int(last["new_pre", "test"].correct[2])
+    assert int((logits.argmax(1) == y).sum()) == int(last["new_pre", "test"].weighted[2])

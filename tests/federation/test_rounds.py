@@ -72,7 +72,7 @@ def test_pre_post_and_global_are_what_they_say() -> None:
         for point, weights in (("pre", clients.state(i).head), ("global", server.head)):
             head.load_state_dict(weights)
             right = int((head(encoder(x)).argmax(1) == y).sum())
-            assert int(history[-1].scores[point, "test"].correct[i]) == right
+            assert int(history[-1].scores[point, "test"].weighted[i]) == right
     joined = random.participants(7, 1, 5, 3)
     assert history[-1].scores["post", "test"].clients.tolist() == joined.tolist()
 
@@ -128,7 +128,7 @@ def test_a_personal_model_is_a_module() -> None:
     result = coterie.run(toy.method("fedper"), data, toy.network(), rounds=2, backend="looped")
     x, y = data.test.client(1)
     right = (result.personal_model(1)(x).argmax(1) == y).sum()
-    assert int(right) == int(result.history[-1].scores["pre", "test"].correct[1])
+    assert int(right) == int(result.history[-1].scores["pre", "test"].weighted[1])
     with pytest.raises(CoterieError, match="clients are 0 to 4"):
         result.personal_model(5)
 

@@ -39,7 +39,7 @@ def test_too_many_clients_left_out_stop_the_run() -> None:
     coterie.run(toy.method("fedper"), broken(2), toy.network(), rounds=2, backend=ONE)
     with pytest.raises(CoterieError, match="1 of 5 clients"):
         coterie.run(toy.method("fedper"), broken(1), toy.network(), rounds=2, backend=ONE, max_left_out=0)
-    with pytest.raises(CoterieError, match="between 0 and 1, not 2"):
+    with pytest.raises(CoterieError, match="max_left_out must be at least 0 and at most 1, got 2"):
         coterie.run(toy.method("fedper"), broken(1), toy.network(), max_left_out=2)
 
 

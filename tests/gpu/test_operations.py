@@ -32,7 +32,7 @@ def convolved(c: int) -> tuple[Inputs, tuple[Tensor, ...]]:
 
 def conv_gradient(c: int) -> Inputs:
     _, outputs = convolved(c)
-    return random(*outputs[0].shape), *outputs, [2, 7, 8], 3, 1, 0.01, torch.float64, True
+    return random(*outputs[0].shape), *outputs, [7, 8, 2, 3, 1], 0.01, torch.float64, True
 
 
 def normalized(c: int) -> tuple[Inputs, tuple[Tensor, ...]]:

@@ -12,13 +12,13 @@ from torch import Tensor
 from coterie.core import tree
 from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
-from coterie.core.optimizers import Sgd
+from coterie.core.training import LocalTraining
 from coterie.execution import Turn
 from coterie.execution.requests import send
 from coterie.methods.apfl import APFL, Down
 from tests import plain, toy
 
-SGD = Sgd(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-2)
+SGD = LocalTraining(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-2)
 
 
 class Plain:
@@ -138,7 +138,7 @@ def test_the_personal_model_mixes_with_the_shared_one_as_just_trained() -> None:
     expected = net((x.double() / 255 - 0.5) / 0.5)
     torch.testing.assert_close(method.client_predict(model, clients.state(2), Down(trained), x), expected)
     post = clients.score(ids, Down(answers.ups.weights), "test")
-    assert post.correct.tolist() == [int((expected.argmax(1) == y).sum())]
+    assert post.weighted.tolist() == [int((expected.argmax(1) == y).sum())]
 
 
 @pytest.mark.parametrize("settings", [{"share": -0.1}, {"share": 1.1}])

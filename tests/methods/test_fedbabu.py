@@ -11,18 +11,18 @@ from coterie.core import tree
 from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
 from coterie.core.model import Weights
-from coterie.core.optimizers import Sgd
+from coterie.core.training import LocalTraining
 from coterie.execution import Looped, Turn
 from coterie.execution.requests import send
 from coterie.federation import Settings, federate
 from coterie.methods.fedbabu import FedBABU
 from tests import plain, toy
 
-SGD = Sgd(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=0.1)  # a decay that shows where it reaches
+SGD = LocalTraining(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=0.1)  # a visible decay
 LAST = Turn(3, 0.25)
 
 
-def train(net: nn.Module, part: nn.Module, data: FederatedData, i: int, turn: Turn, sgd: Sgd) -> None:
+def train(net: nn.Module, part: nn.Module, data: FederatedData, i: int, turn: Turn, sgd: LocalTraining) -> None:
     optimiser = plain.optimiser(part.parameters(), sgd, turn)
     for x, y in plain.batches(data, i, turn, sgd):
         optimiser.zero_grad()

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from coterie.core import tree
 from coterie.core.data import FederatedData
 from coterie.core.losses import kl_divergence
-from coterie.core.optimizers import Sgd
+from coterie.core.training import LocalTraining
 from coterie.execution import Turn
 from coterie.methods.fedcrc import Down, FedCRC, Server, State, Up
 from tests import plain, toy
 
-SGD = Sgd(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-2)
+SGD = LocalTraining(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-2)
 
 
 class Plain:

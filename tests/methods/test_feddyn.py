@@ -12,14 +12,14 @@ from torch import Tensor
 from coterie.core import tree
 from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
-from coterie.core.optimizers import Sgd
+from coterie.core.training import LocalTraining
 from coterie.execution import Stacked, Turn
 from coterie.federation import Settings, federate
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.feddyn import FedDyn, Server, broadcast
 from tests import plain, toy
 
-SGD = Sgd(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-3)
+SGD = LocalTraining(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-3)
 
 
 class Plain:
@@ -34,7 +34,7 @@ class Plain:
     def round(self, joined: list[int], turn: Turn) -> None:
         models = [self.client(i, turn) for i in joined]
         self.mean = plain.mean(models, [1.0] * len(models))
-        lean = plain.mean(self.drifts, [1.0] * self.data.clients)
+        lean = plain.mean(self.drifts, [1.0] * self.data.num_clients)
         self.weights = {n: t + lean[n] if n in lean else t for n, t in self.mean.items()}
 
     def client(self, i: int, turn: Turn) -> dict[str, Tensor]:
@@ -120,7 +120,7 @@ def test_the_first_round_without_pull_is_fedavg_with_equal_weights() -> None:
 def test_it_reaches_the_optimum_of_all_where_fedavg_does_not() -> None:
     """Also when only two of three clients take part: the g of the absent one counts."""
     data, model = plain.line()
-    sgd = Sgd(local_epochs=5, batch_size=12, lr=0.5, weight_decay=0.05)
+    sgd = LocalTraining(local_epochs=5, batch_size=12, lr=0.5, weight_decay=0.05)
     rounds = [(sorted([t % 3, (t + 1) % 3]), Turn(t)) for t in range(100)]
     server, _ = plain.federation(FedDyn(train=sgd, pull=0.5), data, model, rounds)
     averaged, _ = plain.federation(FedAvg(train=sgd), data, model, [([0, 1, 2], Turn(t)) for t in range(50)])
@@ -143,7 +143,7 @@ def test_broadcast_and_mean_can_both_be_measured() -> None:
         assert not torch.equal(model(server.mean, x), model(broadcast(server), x))
     _, history = federate(Stacked(toy.method("feddyn"), model, data, 7), Settings(rounds=2, seed=7))
     scores = history[-1].scores
-    assert scores["pre", "test"].correct.tolist() == scores["global", "test"].correct.tolist()
+    assert scores["pre", "test"].weighted.tolist() == scores["global", "test"].weighted.tolist()
 
 
 def test_an_unknown_norm_is_refused() -> None:

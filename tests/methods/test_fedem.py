@@ -17,13 +17,13 @@ from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
 from coterie.core.method import Census
 from coterie.core.model import Weights
-from coterie.core.optimizers import Sgd
+from coterie.core.training import LocalTraining
 from coterie.execution import Turn
 from coterie.execution.requests import keys, send
 from coterie.methods.fedem import Down, FedEM, Mixture, State
 from tests import plain, toy
 
-SGD = Sgd(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-3)
+SGD = LocalTraining(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-3)
 
 
 def module(weights: Weights) -> nn.Module:

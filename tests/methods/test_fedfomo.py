@@ -14,13 +14,13 @@ from coterie.core import random, tree
 from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
 from coterie.core.method import Census
-from coterie.core.optimizers import Sgd
+from coterie.core.training import LocalTraining
 from coterie.execution import Looped, Stacked, Turn
 from coterie.execution.requests import keys, send
 from coterie.methods.fedfomo import Down, FedFomo, Server
 from tests import plain, toy
 
-SGD = Sgd(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-2)
+SGD = LocalTraining(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-2)
 
 
 def parts(data: FederatedData, client: int) -> tuple[list[int], list[int]]:
@@ -36,7 +36,7 @@ class Plain:
     """Every client judges the models of all others that uploaded in the last round."""
 
     def __init__(self, data: FederatedData) -> None:
-        self.data, m = data, data.clients
+        self.data, m = data, data.num_clients
         self.models = [plain.copy(toy.network().double()) for _ in range(m)]
         self.affinity = torch.zeros(m, m, dtype=torch.float64)
         self.uploaded: list[int] = []

@@ -14,12 +14,12 @@ from coterie.core import tree
 from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
 from coterie.core.model import make_model
-from coterie.core.optimizers import Sgd
+from coterie.core.training import LocalTraining
 from coterie.execution import Looped, Turn
 from coterie.methods.fedpac_proto import FedPACProto, Up
 from tests import plain, toy
 
-SGD = Sgd(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-3)
+SGD = LocalTraining(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-3)
 READINGS = [{"proto_to_head": p, "class_weight": w} for p in ("other->own", "own->other") for w in ("prior", "uniform")]
 
 

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
-from coterie.core.optimizers import Sgd
+from coterie.core.training import LocalTraining
 from coterie.execution import Turn
 from coterie.methods.fedproto import FedProto, Server, Up
 from tests import plain, toy
 
-SGD = Sgd(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-3)
+SGD = LocalTraining(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-3)
 
 
 class Plain:

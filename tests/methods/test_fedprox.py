@@ -6,12 +6,12 @@ import pytest
 import torch.nn.functional as F
 
 from coterie.core.data import FederatedData
-from coterie.core.optimizers import Sgd
+from coterie.core.training import LocalTraining
 from coterie.execution import Turn
 from coterie.methods.fedprox import FedProx
 from tests import plain, toy
 
-SGD = Sgd(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-3)
+SGD = LocalTraining(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-3)
 
 
 def plain_client(start: dict, i: int, turn: Turn, data: FederatedData, pull: float, batch_norm: bool) -> dict:  # type: ignore[type-arg]

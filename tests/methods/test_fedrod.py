@@ -12,18 +12,18 @@ from torch import Tensor, nn
 from coterie.core import tree
 from coterie.core.data import FederatedData
 from coterie.core.losses import balanced_cross_entropy
-from coterie.core.optimizers import Sgd
+from coterie.core.training import LocalTraining
 from coterie.execution import Turn
 from coterie.methods.fedrod import Down, FedRoD, State
 from tests import plain, toy
 
-SGD = Sgd(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-2)
+SGD = LocalTraining(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-2)
 
 
 class Plain:
     """The generic loss moves encoder and shared head, the personal loss the personal head, each by its optimiser."""
 
-    def __init__(self, data: FederatedData, sgd: Sgd) -> None:
+    def __init__(self, data: FederatedData, sgd: LocalTraining) -> None:
         self.data, self.sgd = data, sgd
         net: Any = toy.network().double()
         self.weights = plain.copy(net)

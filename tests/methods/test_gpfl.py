@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
-from coterie.core.optimizers import Sgd
+from coterie.core.training import LocalTraining
 from coterie.execution import Turn
 from coterie.methods.gpfl import GPFL, Server, norm
 from tests import plain, toy
 
-SGD = Sgd(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-3)
+SGD = LocalTraining(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-3)
 D = 8
 
 
@@ -45,7 +45,7 @@ class Plain:
     """The server's modules, and what every client has of its own."""
 
     def __init__(self, server: Server, data: FederatedData, method: GPFL) -> None:
-        self.data, self.method, count = data, method, data.clients
+        self.data, self.method, count = data, method, data.num_clients
         self.net: Any = toy.network().double()
         self.table, self.valve = server.shared.table.clone(), Valve()
         self.valve.load_state_dict(named(server.shared.valve))
@@ -157,7 +157,7 @@ def test_stacked_equal_looped_with_a_global_model(conditions: str) -> None:
     expected, slow = toy.looped(method, toy.model(), toy.toy())
     assert toy.distance(found, expected) < 1e-10
     for a, b in zip(fast, slow, strict=True):
-        assert a.scores["global", "test"].correct.tolist() == b.scores["global", "test"].correct.tolist()
+        assert a.scores["global", "test"].weighted.tolist() == b.scores["global", "test"].weighted.tolist()
 
 
 def test_an_unknown_source_of_conditions_is_refused() -> None:

@@ -15,14 +15,14 @@ from coterie.core.batch import Data
 from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
 from coterie.core.model import Weights
-from coterie.core.optimizers import Sgd
+from coterie.core.training import LocalTraining
 from coterie.execution import Looped, Turn
 from coterie.execution.requests import send
 from coterie.federation import Settings, federate
 from coterie.methods.hypcluster import HypCluster, Server, Up
 from tests import plain, toy
 
-SGD = Sgd(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-3)
+SGD = LocalTraining(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-3)
 
 
 def two_groups() -> FederatedData:
@@ -150,7 +150,7 @@ def test_what_is_reported_is_the_chosen_model() -> None:
         of_models = losses(models, data, i)
         x, y = data.test.client(i)
         right = (models[of_models.index(min(of_models))](scaled(x)).argmax(1) == y).sum()
-        assert history[-1].scores["finished", "test"].correct[i] == right
+        assert history[-1].scores["finished", "test"].weighted[i] == right
 
 
 def test_after_training_the_trained_model_is_tested() -> None:

@@ -92,8 +92,8 @@ def test_other_names_of_the_classes_change_nothing_for_local() -> None:
     _, plain = toy.looped(toy.method("local"), model, data)
     _, shifted = toy.looped(toy.method("local"), dataclasses.replace(model, start=start), relabelled(data, names))
     for a, b in zip(plain, shifted, strict=True):
-        assert {k: s.correct.tolist() for k, s in a.scores.items()} == {
-            k: s.correct.tolist() for k, s in b.scores.items()
+        assert {k: s.weighted.tolist() for k, s in a.scores.items()} == {
+            k: s.weighted.tolist() for k, s in b.scores.items()
         }
 
 
@@ -104,7 +104,7 @@ def test_fine_tuning_equals_one_more_local_training() -> None:
     server, history = federate(clients, Settings(rounds=2, seed=7))
     _, more = toy.looped(method, model, data, rounds=3, join_ratio=1.0)
     tuned, post = history[-1].scores["finished", "test"], more[2].scores["post", "test"]
-    assert tuned.correct.tolist() == post.correct.tolist()
+    assert tuned.weighted.tolist() == post.weighted.tolist()
     shorter = Looped(method, model, data, 7, processes=1)
     again, _ = federate(shorter, Settings(rounds=2, seed=7, evaluate_every=2))
     toy.assert_same(tree.flatten(server), tree.flatten(again))

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
-from coterie.core.optimizers import Sgd
+from coterie.core.training import LocalTraining
 from coterie.execution import Backend, Looped, Stacked
 from coterie.federation import Settings, federate
 from coterie.methods.knn_per import Datastore, Down, KNNPer, State
 from tests import toy
 
-SGD = Sgd(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5)
+SGD = LocalTraining(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5)
 
 
 def run(kind: Any, method: KNNPer, data: FederatedData) -> tuple[Any, Backend, Any]:
@@ -56,12 +56,12 @@ def test_predictions_equal_the_plain_implementation(kind: Any, settings: dict[st
     method, data = KNNPer(train=SGD, **settings), toy.toy()
     server, clients, history = run(kind, method, data)
     scores = history[-1].scores["finished", "test"]
-    for i in range(data.clients):
+    for i in range(data.num_clients):
         x, y = data.test.client(i)
         logits = method.client_predict(toy.model(), clients.state(i), Down(server.weights), x)
         expected = torch.tensor(plain_probabilities(server, data, method, i), dtype=torch.float64)
         torch.testing.assert_close(logits.exp(), expected, rtol=1e-9, atol=1e-12)
-        assert scores.correct[i] == (expected.argmax(1) == y).sum()
+        assert scores.weighted[i] == (expected.argmax(1) == y).sum()
         torch.testing.assert_close(scores.loss[i], -expected[torch.arange(len(y)), y].log().mean())
 
 
@@ -77,7 +77,7 @@ def test_training_is_fedavg() -> None:
 def test_without_a_vote_it_is_fedavg() -> None:
     _, _, history = run(Looped, KNNPer(train=SGD, vote=0.0), toy.toy())
     finished, shared = history[-1].scores["finished", "test"], history[-2].scores["global", "test"]
-    assert finished.correct.tolist() == shared.correct.tolist()
+    assert finished.weighted.tolist() == shared.weighted.tolist()
     torch.testing.assert_close(finished.loss, shared.loss, rtol=1e-12, atol=0)
 
 

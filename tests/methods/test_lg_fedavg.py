@@ -8,18 +8,18 @@ from torch import Tensor, nn
 
 from coterie.core import tree
 from coterie.core.model import Model, make_model
-from coterie.core.optimizers import Sgd
+from coterie.core.training import LocalTraining
 from coterie.methods.lg_fedavg import LGFedAvg
 from tests import plain, toy
 
-SGD = Sgd(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-3)
+SGD = LocalTraining(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-3)
 
 
 def test_three_rounds_equal_the_plain_implementation() -> None:
     """Heads travel and are averaged by samples; encoders stay, also those of clients that sit out (elsewhere the first
     layers travel)."""
     data = plain.data()
-    nets = [toy.network().double() for _ in range(data.clients)]
+    nets = [toy.network().double() for _ in range(data.num_clients)]
     head = plain.copy(toy.network().double()[-1])  # type: ignore[index]
     for joined, turn in plain.ROUNDS:
         for i in joined:

@@ -14,13 +14,13 @@ from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
 from coterie.core.losses import attention_distance
 from coterie.core.model import make_model
-from coterie.core.optimizers import Sgd
+from coterie.core.training import LocalTraining
 from coterie.core.tree import live
 from coterie.execution import Turn
 from coterie.methods.pfakd import PFAKD
 from tests import plain, toy
 
-SGD = Sgd(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-2, keep_momentum=True)
+SGD = LocalTraining(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-2, keep_momentum=True)
 
 
 def attention(a: Tensor) -> Tensor:

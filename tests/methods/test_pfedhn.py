@@ -11,12 +11,14 @@ from torch import Tensor, nn
 
 from coterie.core import tree
 from coterie.core.data import FederatedData
-from coterie.core.optimizers import Sgd
+from coterie.core.training import LocalTraining
 from coterie.execution import Turn
 from coterie.methods.pfedhn import Server, Up, pFedHN
 from tests import plain, toy
 
-SGD = Sgd(local_epochs=2, batch_size=8, lr=0.05, momentum=0.3, weight_decay=0.7)  # neither of the last two may count
+SGD = LocalTraining(
+    local_epochs=2, batch_size=8, lr=0.05, momentum=0.3, weight_decay=0.7
+)  # neither of the last two may count
 
 
 class Hyper(nn.Module):

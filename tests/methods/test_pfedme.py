@@ -11,13 +11,13 @@ from torch import Tensor
 
 from coterie.core import tree
 from coterie.core.data import FederatedData
-from coterie.core.optimizers import Sgd
+from coterie.core.training import LocalTraining
 from coterie.execution import Stacked, Turn
 from coterie.execution.requests import send
 from coterie.methods.pfedme import pFedMe
 from tests import plain, toy
 
-SGD = Sgd(local_epochs=2, batch_size=8, lr=0.02, momentum=0.5, weight_decay=1e-2)
+SGD = LocalTraining(local_epochs=2, batch_size=8, lr=0.02, momentum=0.5, weight_decay=1e-2)
 
 
 class Plain:
@@ -74,7 +74,7 @@ def test_one_step_by_hand() -> None:
     """Softmax regression from zero, one batch of one sample, one inner step: all of it on paper."""
     data, model = plain.line(clients=1, samples=1)
     x, y = data.train.x[0], int(data.train.y[0])
-    method = pFedMe(train=Sgd(local_epochs=1, batch_size=1, lr=0.1), pull=2.0, steps=1, personal_lr=0.3)
+    method = pFedMe(train=LocalTraining(local_epochs=1, batch_size=1, lr=0.1), pull=2.0, steps=1, personal_lr=0.3)
     server, clients = plain.federation(method, data, model, rounds=[([0], Turn(0))])
     slope = torch.full((2,), 0.5, dtype=torch.float64)  # p - onehot at p = (1/2, 1/2)
     slope[y] -= 1

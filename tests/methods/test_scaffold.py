@@ -11,7 +11,7 @@ from torch import Tensor
 
 from coterie.core import tree
 from coterie.core.data import FederatedData
-from coterie.core.optimizers import Sgd
+from coterie.core.training import LocalTraining
 from coterie.execution import Turn
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.scaffold import SCAFFOLD, Up
@@ -23,7 +23,7 @@ TRAINING = {"local_epochs": 2, "batch_size": 8, "lr": 0.05, "weight_decay": 1e-3
 class Plain:
     """Algorithm 1, option II. No momentum; steps are counted as they are taken."""
 
-    def __init__(self, data: FederatedData, sgd: Sgd, batch_norm: bool, by_samples: bool) -> None:
+    def __init__(self, data: FederatedData, sgd: LocalTraining, batch_norm: bool, by_samples: bool) -> None:
         self.data, self.sgd, self.batch_norm, self.by_samples = data, sgd, batch_norm, by_samples
         net = toy.network(batch_norm).double()
         self.weights = plain.copy(net)
@@ -36,7 +36,7 @@ class Plain:
         move = plain.mean([moved for moved, _ in ups], sizes)
         self.weights = {n: w + move[n] for n, w in self.weights.items()}
         for n in self.control:
-            self.control[n] = self.control[n] + sum(change[n] for _, change in ups) / self.data.clients
+            self.control[n] = self.control[n] + sum(change[n] for _, change in ups) / self.data.num_clients
 
     def client(self, i: int, turn: Turn) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         net = toy.network(self.batch_norm).double()
@@ -65,7 +65,7 @@ def by_name(control: tree.Tree, batch_norm: bool = False) -> dict[str, Tensor]:
 @pytest.mark.parametrize("by_samples", [False, True])
 def test_three_rounds_equal_the_plain_implementation(drop_last: bool, by_samples: bool, batch_norm: bool) -> None:
     """Clients of unlike size take unlike numbers of steps; the learning rate falls; the protocol has momentum."""
-    data, sgd = plain.data(), Sgd(**TRAINING, momentum=0.5, drop_last=drop_last)  # type: ignore[arg-type]
+    data, sgd = plain.data(), LocalTraining(**TRAINING, momentum=0.5, drop_last=drop_last)  # type: ignore[arg-type]
     expected = Plain(data, sgd, batch_norm, by_samples)
     for joined, turn in plain.ROUNDS:
         expected.round(joined, turn)
@@ -79,7 +79,7 @@ def test_three_rounds_equal_the_plain_implementation(drop_last: bool, by_samples
 
 def test_while_controls_are_zero_it_is_fedavg() -> None:
     """In round 0 they are, for every client; without momentum, and with FedAvg's weights, nothing differs."""
-    sgd, data, first = Sgd(**TRAINING), plain.data(), plain.ROUNDS[:1]  # type: ignore[arg-type]
+    sgd, data, first = LocalTraining(**TRAINING), plain.data(), plain.ROUNDS[:1]  # type: ignore[arg-type]
     found, _ = plain.federation(SCAFFOLD(train=sgd, weight_by_samples=True), data, toy.model(), first)
     averaged, _ = plain.federation(FedAvg(train=sgd), data, toy.model(), first)
     toy.assert_same(tree.flatten(found.weights), tree.flatten(averaged.weights))
@@ -94,7 +94,7 @@ def test_momentum_of_the_protocol_is_not_used() -> None:
 def test_the_first_control_is_the_mean_gradient() -> None:
     """One step on all samples: c_i⁺ is the gradient there, whatever the learning rate."""
     data = plain.data()
-    method = SCAFFOLD(train=Sgd(local_epochs=1, batch_size=31, lr=0.03))
+    method = SCAFFOLD(train=LocalTraining(local_epochs=1, batch_size=31, lr=0.03))
     _, clients = plain.federation(method, data, toy.model(), [([0, 1, 2, 3, 4], Turn(0, 0.1))])
     for i in range(5):
         net = toy.network().double()
@@ -107,7 +107,7 @@ def test_the_first_control_is_the_mean_gradient() -> None:
 
 def test_the_servers_control_is_the_mean_over_all_clients() -> None:
     """Over m, not over those who took part; and clients remember theirs (elsewhere they do not)."""
-    server, clients = plain.federation(SCAFFOLD(train=Sgd(**TRAINING)), plain.data(), toy.model())  # type: ignore[arg-type]
+    server, clients = plain.federation(SCAFFOLD(train=LocalTraining(**TRAINING)), plain.data(), toy.model())  # type: ignore[arg-type]
     own = [clients.state(i).control for i in range(5)]
     plain.assert_close(server.control, tree.average(tree.stack(own), torch.ones(5)))
     assert all(any(t.any() for t in control.values()) for control in own)
@@ -140,7 +140,7 @@ def test_controls_may_be_averaged_over_participants() -> None:
 @pytest.mark.long
 def test_it_reaches_the_optimum_of_all_where_fedavg_does_not() -> None:
     data, model = plain.line()
-    sgd = Sgd(local_epochs=5, batch_size=12, lr=0.5, weight_decay=0.05)
+    sgd = LocalTraining(local_epochs=5, batch_size=12, lr=0.5, weight_decay=0.05)
     rounds = [([0, 1, 2], Turn(t)) for t in range(60)]
     server, _ = plain.federation(SCAFFOLD(train=sgd), data, model, rounds)
     averaged, _ = plain.federation(FedAvg(train=sgd), data, model, rounds)

@@ -237,8 +237,8 @@ def test_samples_that_are_no_images(name: str, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("conv4", {"bn": "layer"}, "none, nostats or stats, not 'layer'"),
-        ("akd-cnn", {"head_depth": "first"}, "last or all_fc, not 'first'"),
+        ("conv4", {"bn": "layer"}, "none, nostats or stats, got 'layer'"),
+        ("akd-cnn", {"head_depth": "first"}, "last or all_fc, got 'first'"),
         ("mlp", {"hidden": 0}, "at least 1 hidden unit"),
         ("cnn", {"hidden": 3}, "model 'cnn': .*'hidden'"),
     ],
@@ -305,7 +305,7 @@ def test_own_networks(own: str) -> None:
         (":Net", "cannot import"),
         ("broken_networks:Net", "cannot import .*division"),
         ("own_networks:name", "is a str, not a class or function"),
-        ("own_networks:number", "makes a int, not a torch.nn.Module"),
+        ("own_networks:number", "returns a int, not a torch.nn.Module"),
         ("own_networks:Three", "missing a required .*argument"),
     ],
 )

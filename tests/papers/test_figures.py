@@ -140,7 +140,7 @@ def test_over_what_varies(tmp_path: Path) -> None:
     root = drawn(made, found)
     (panel,) = panels(root)
     assert paths(panel) == [f"M{LEFT} {BOTTOM}L{(LEFT + RIGHT) // 2} {TOP}L{RIGHT} {TOP}"]
-    assert "samples drawn from all classes alike, %" in words(root)
+    assert "samples drawn evenly from all classes, %" in words(root)
     assert "Together" not in words(root)  # it was not run
 
 
@@ -205,10 +205,10 @@ def test_nothing_is_drawn_of_nothing_or_of_a_table(tmp_path: Path) -> None:
     [
         ([("figure: rounds", "figure: round")], "did you mean 'rounds'"),
         ([("figure: rounds", "figure: head_weights")], "unknown figure 'head_weights'"),
-        ([("figure: rounds", "figure: model\nvary: {model: [linear, mlp]}")], "model is not a number"),
+        ([("figure: rounds", "figure: model\nvary: {model: [linear, mlp]}")], "the values of model are not numbers"),
         (
             [("figure: rounds", "figure: keep_momentum\nvary: {keep_momentum: [true, false]}")],
-            "keep_momentum is not a number",
+            "the values of keep_momentum are not numbers",
         ),
     ],
 )

@@ -13,7 +13,7 @@ import torch
 
 from coterie.api import Execution, run
 from coterie.api.protocols import preset
-from coterie.core.optimizers import Sgd
+from coterie.core.training import LocalTraining
 from coterie.data import PARTITIONS, Labels
 from coterie.models import build
 from coterie.papers.recipes import RECIPES, Plan, Recipe, find, recipes
@@ -100,7 +100,7 @@ def test_settings_are_the_protocols_or_a_reason_is_given(recipe: Recipe) -> None
 @pytest.mark.parametrize("recipe", EVERY, ids=lambda r: r.id)
 def test_models_and_smallest_clients_are_the_protocols(recipe: Recipe) -> None:
     for plan in plans(recipe):
-        usual = preset(recipe.protocol, plan.dataset, clients=plan.clients)
+        usual = preset(recipe.protocol, plan.dataset, num_clients=plan.clients)
         assert plan.model == usual["model"]
         if "min_size" in usual:
             assert plan.partition["min_size"] == usual["min_size"]
@@ -134,7 +134,7 @@ def test_everything_that_is_reported_is_measured() -> None:
         for row in recipe.rows:
             plan = recipe.plan(row, recipe.values[0])
             wanted = tuple(recipe.point(row, measure) for measure in recipe.measures)
-            own = replace(plan.method, train=Sgd(local_epochs=1, batch_size=8, lr=0.01))
+            own = replace(plan.method, train=LocalTraining(local_epochs=1, batch_size=8, lr=0.01))
             federation = replace(plan.federation, rounds=1, join_ratio=0.6 if plan.federation.join_ratio < 1 else 1.0)
             switches = tuple(v for f in fields(own) if isinstance(v := getattr(own, f.name), bool | str))
             alike = (

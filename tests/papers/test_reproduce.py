@@ -279,14 +279,14 @@ def test_a_mistake_of_all_trainings_is_told_once(
     told = capsys.readouterr()
     assert told.out == ""
     first, last = told.err.splitlines()
-    assert first.startswith("mine Alone local_epochs=1 seed 0: num_clients is -3")
-    assert last.startswith("coterie: mine Alone local_epochs=1 seed 0 and 17 more: num_clients is -3")
+    assert first.startswith("mine Alone local_epochs=1 seed 0: num_clients must be at least 1, got -3")
+    assert last.startswith("coterie: mine Alone local_epochs=1 seed 0 and 17 more: num_clients must be at least 1")
 
 
 def test_data_that_are_not_there(tmp_path: Path) -> None:
     assert not at_hand("cifar10", tmp_path)
     assert at_hand("heart-disease", tmp_path)
-    with pytest.raises(CoterieError, match=r"cifar10 is not here.*Get it from"):
+    with pytest.raises(CoterieError, match=r"cifar10 was not found.*Get it from"):
         go(find("P1-T2-CIFAR10"), tmp_path / "out", data_dir=str(tmp_path))
     assert not (tmp_path / "out").exists()
 
@@ -365,7 +365,7 @@ def test_the_command(recipe: Recipe, tmp_path: Path) -> None:
     [
         (["reproduce", "P9-T1"], "unknown recipe 'P9-T1'"),
         (["reproduce", "P2-F4"], "coterie pictures"),
-        (["reproduce", "P1-T2-CIFAR10", "--data-dir", "nowhere"], "cifar10 is not here"),
+        (["reproduce", "P1-T2-CIFAR10", "--data-dir", "nowhere"], "cifar10 was not found"),
         (["reproduce", "P1-T2-CIFAR10", "--rounds", "0"], "rounds must be at least 1"),
         (["reproduce", "P1-T2-FMNIST", "--backend", "loped"], "coterie: unknown backend 'loped': did you"),
         (["reproduce", "P1-T2-FMNIST", "--precision", "fp8"], "coterie: unknown precision 'fp8'"),

@@ -130,7 +130,7 @@ def test_a_network_that_is_no_graph(tmp_path: Path) -> None:
     network = nn.Sequential(Moody(nn.Flatten()), nn.Linear(144, toy.CLASSES))
     coterie.run(toy.method("local"), toy.toy(), network, rounds=1, backend="looped", out=tmp_path / "run")
     run = load_run(tmp_path / "run", network)
-    with pytest.raises(CoterieError, match=r"torch\.export cannot follow this network"):
+    with pytest.raises(CoterieError, match=r"torch\.export cannot trace this network"):
         export(run, 0, "torch", tmp_path / "a.pt2")
     assert len(export(run, 0, "safetensors", tmp_path / "a.safetensors")) == 2
 

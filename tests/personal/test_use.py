@@ -109,7 +109,7 @@ def colour(tmp_path_factory: pytest.TempPathFactory) -> Run:
         ("a.csv", b",".join([b"1"] * 143 + [b"nan"]) + b"\n" + b",".join([b"x"] * 144), "sample 0: 'x'"),
         ("a.csv", b",".join([b"256"] * 144), "must be in 0..255"),
         ("a.csv", b"\xff\xfe\x00", "cannot be read"),
-        ("a.npz", b"PK\x03\x04 cut", "damaged"),
+        ("a.npz", b"PK\x03\x04 cut", "not a valid .npz file"),
     ],
 )
 def test_bad_files(name: str, content: bytes, told: str, made: Made, tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_evaluate_gives_what_the_run_measured(
     result = coterie.run(method, data, "linear", rounds=2, local_epochs=1, backend="looped", out=out, **federation)
     measured = next(r for r in reversed(result.history) if (point, "test") in r.scores).scores[point, "test"]
     found = evaluate(load_run(out), range(len(measured.clients)))
-    assert [int(e.confusion.diag().sum()) for e in found] == measured.correct.tolist()
+    assert [int(e.confusion.diag().sum()) for e in found] == measured.weighted.tolist()
     assert [e.samples for e in found] == measured.total.tolist()
     assert [e.loss for e in found] == pytest.approx(measured.loss.tolist(), abs=1e-5)
 

@@ -36,7 +36,7 @@ def test_through_bytes(name: str, tmp_path: Path) -> None:
     assert toy.distance(tree.flatten(plain), tree.flatten(theirs.reveal(server))) < 1e-4
     for a, b in zip(measured, history, strict=True):
         assert b.scores
-        assert all(torch.equal(a.scores[point].correct, found.correct) for point, found in b.scores.items())
+        assert all(torch.equal(a.scores[point].weighted, found.weighted) for point, found in b.scores.items())
 
 
 def test_what_all_are_sent_alike_is_one_part(tmp_path: Path) -> None:

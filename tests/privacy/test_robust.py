@@ -128,7 +128,7 @@ def accuracy(method: Any) -> float:
     except (CoterieError, ValueError):  # FedPAC refuses a negative variance
         return 0.0
     scores = history[4].scores["pre", "test"]
-    return 100 * float(scores.correct[1:].sum() / scores.total[1:].sum())
+    return 100 * float(scores.weighted[1:].sum() / scores.total[1:].sum())
 
 
 @pytest.mark.parametrize(

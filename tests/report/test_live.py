@@ -54,7 +54,7 @@ def test_rounds_are_shown_as_they_end() -> None:
             page(record)
             _, version, body = get(page, "/news")
             assert get(page, "/news", **{"If-None-Match": version})[0] == 304  # nothing new
-            seen.append((100 * record.accuracy("pre"), numbers(body)[-1]))
+            seen.append((100 * record.score("pre"), numbers(body)[-1]))
 
         federate(clients, Settings(rounds=2), watch)
         status, _, whole = get(page, "/")

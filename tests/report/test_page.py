@@ -118,7 +118,7 @@ def page(*paths: Path) -> Page:
 def test_the_last_full_round_is_told(folders: Path) -> None:
     """Curves have one round more than were asked for."""
     told = report(read_all([folders / "fedpac"]))
-    assert f"{ROUNDS} rounds · 60 % of clients a round, all of them in one more at the end" in told
+    assert f"{ROUNDS} rounds · 60 % of clients a round, all clients in one more round at the end" in told
 
 
 def test_every_round_is_in_the_table(folders: Path) -> None:
@@ -392,7 +392,7 @@ def cut(path: Path, lines: int, more: int = 0) -> None:
 
 
 def test_whole_folders_lack_nothing(folders: Path) -> None:
-    assert "as far as its folder goes" not in page(folders).text
+    assert "incomplete folder" not in page(folders).text
 
 
 @pytest.mark.parametrize("more", [0, 6, -2])  # at the end of a line, inside a number, before the end of the line
@@ -400,7 +400,7 @@ def test_metrics_that_were_cut_are_told(copy: Path, more: int) -> None:
     """A line that is not whole is not shown: its last number may be half of one."""
     cut(copy / "metrics.csv", 2, more)
     made = page(copy)
-    assert "is shown as far as its folder goes: metrics.csv ends after round 1 of 4." in made.text
+    assert "has an incomplete folder: metrics.csv ends after round 1 of 4." in made.text
     assert [r["round"] for r in made.table("round", "PRE")] == ["1"]
 
 
@@ -408,7 +408,7 @@ def test_metrics_that_were_cut_are_told(copy: Path, more: int) -> None:
 def test_classes_that_were_cut_are_told(copy: Path, more: int) -> None:
     cut(copy / "classes.csv", 3, more)
     made = page(copy)
-    assert "is shown as far as its folder goes: classes.csv has 2 of 5 clients." in made.text
+    assert "has an incomplete folder: classes.csv has 2 of 5 clients." in made.text
     assert [r["client"] for r in made.table("client", "a", "d")] == ["0", "1"]
 
 
@@ -432,7 +432,7 @@ def test_clients_that_were_cut_are_told_if_all_fare_alike(tmp_path: Path) -> Non
     data.test.x[:], data.test.y[:] = data.test.x[:1].clone(), data.test.y[:1].clone()
     out = tmp_path / "run"
     coterie.run("fedavg", data, toy.network(), backend="looped", out=out, rounds=1, local_epochs=1, lr=1e-9)
-    assert "as far as its folder goes" not in page(out).text
+    assert "incomplete folder" not in page(out).text
     cut(out / "clients.csv", len(rows(out / "clients.csv")))
     assert "clients.csv does not have all clients of round 1" in page(out).text
 
@@ -440,9 +440,9 @@ def test_clients_that_were_cut_are_told_if_all_fare_alike(tmp_path: Path) -> Non
 def test_fine_tuning_that_was_cut_is_told(tmp_path: Path) -> None:
     """It is a second line of the last round."""
     coterie.run("fedavg", toy.toy(), toy.network(), backend="looped", out=tmp_path / "run", rounds=1, local_epochs=1)
-    assert "as far as its folder goes" not in page(tmp_path / "run").text
+    assert "incomplete folder" not in page(tmp_path / "run").text
     cut(tmp_path / "run" / "metrics.csv", 2)
-    assert "metrics.csv lacks what was measured after the last round" in page(tmp_path / "run").text
+    assert "metrics.csv lacks the measurements after the last round" in page(tmp_path / "run").text
 
 
 @pytest.mark.parametrize("content", [None, b'{"data": {'])
@@ -452,7 +452,7 @@ def test_a_lost_configuration_is_all_that_is_told(copy: Path, content: bytes | N
     (copy / "result.json").unlink()  # a finished run is refused
     if content:
         (copy / "config.json").write_bytes(content)
-    (note,) = re.findall(r"shown as far as its folder goes: .*", page(copy).text)
+    (note,) = re.findall(r"incomplete folder: .*", page(copy).text)
     assert "config.json" in note
     assert "reports.npz" not in note
     assert "csv" not in note

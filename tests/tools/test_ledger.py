@@ -20,7 +20,7 @@ from tools.ledger.sections import section
 from coterie.cli import main
 from coterie.cli.demo import METHODS, SETTINGS
 from coterie.core.errors import CoterieError
-from coterie.core.optimizers import Sgd
+from coterie.core.training import LocalTraining
 from coterie.data.dirichlet import dirichlet, dirichlet_crc
 from coterie.data.partition import Labels, Partition
 from coterie.federation import Settings
@@ -191,13 +191,13 @@ def test_a_page_that_was_changed_by_hand_is_found(folder: Path, capsys: pytest.C
 def test_marks_and_pages_that_are_missing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("README.md").write_text("nothing", encoding="utf-8")
     assert ledger() == 2
-    assert "README.md: the mark <!-- demo --> ... <!-- end --> is there 0 times" in capsys.readouterr().err
+    assert "README.md: expected one mark <!-- demo --> ... <!-- end -->, found 0" in capsys.readouterr().err
     assert Path("docs/results.md").read_text(encoding="utf-8") == PAGES["docs/results.md"]  # all pages or none
     Path("README.md").unlink()
     assert ledger() == 2
     assert "README.md: No such file" in capsys.readouterr().err
     assert update_pages(["--results", "nowhere"]) == 2
-    assert "there is no folder nowhere" in capsys.readouterr().err
+    assert "folder nowhere not found" in capsys.readouterr().err
 
 
 def test_sections_that_come_and_go_are_named() -> None:
@@ -259,7 +259,7 @@ def test_results_that_no_table_shows_are_told(folder: Path, capsys: pytest.Captu
     assert Files(folder).in_no_table() == [path]
     ledger()
     told = capsys.readouterr().err
-    assert "1 results are in no table" in told
+    assert "1 results appear in no table" in told
     assert str(path.relative_to(folder.parent)) in told
 
 
@@ -285,7 +285,7 @@ def test_citations_at_one_of_several_values(folder: Path) -> None:
     (folder / "varied.yaml").write_text(varied, encoding="utf-8")
     put(folder, "varied", "FedPAC", [55.0])
     assert resolved(folder, "{varied.fedpac[local_epochs=1].mean}") == "55.00"
-    with pytest.raises(CoterieError, match=r"\{varied\.fedpac\[local_epochs=2\]\.mean\}: there is no such number"):
+    with pytest.raises(CoterieError, match=r"\{varied\.fedpac\[local_epochs=2\]\.mean\}: no such number"):
         resolved(folder, "{varied.fedpac[local_epochs=2].mean}")
 
 
@@ -322,13 +322,13 @@ def test_a_note_stands_beside_the_tables_of_its_dataset(folder: Path) -> None:
     [
         ("{P1-T1-CIFAR10-21.fedpac.mean}", "unknown recipe 'P1-T1-CIFAR10-21': did you mean P1-T1-CIFAR10-20?"),
         ("{P1-T1-CIFAR10-20.fedpca.mean}", "did you mean 'fedpac'?"),
-        ("{P1-T1-CIFAR10-20.fedpac.median}", "there is no such number"),
-        ("{P1-T1-CIFAR10-20.ditto.mean}", "there is no such number; known: published"),  # not run
+        ("{P1-T1-CIFAR10-20.fedpac.median}", "no such number"),
+        ("{P1-T1-CIFAR10-20.ditto.mean}", "no such number; available: published"),  # not run
         ("{P1-T1-CIFAR10-20.fedpac[local_epochs=3].mean}", "unknown value of"),
         ("{P1-T1-CIFAR10-20.fedpac.mean:q}", "Unknown format code"),
         ("{fedpac}", "is not of the form"),
         ("{data.mnist.all}", "unknown split"),
-        ("SCAFFOLD is 4.6 short", "'4.6' in 'SCAFFOLD is 4.6 short...' is typed by hand"),
+        ("SCAFFOLD is 4.6 short", "'4.6' in 'SCAFFOLD is 4.6 short...' must be cited from a result"),
     ],
 )
 def test_citations_that_lead_nowhere(folder: Path, text: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -375,7 +375,7 @@ def without(*names: str) -> Callable[[dict[str, Any]], None]:
         ),
         (lambda c: c["history"]["pre"].update(clients=[0.1, float("nan")]), "nan: it must be a finite number"),
         (lambda c: c["last"]["pre"].update(correct=[101, 1]), "none above its total"),
-        (lambda c: c["last"]["pre"].update(correct=[1]), "as many correct as clients"),
+        (lambda c: c["last"]["pre"].update(correct=[1]), "one correct count per client"),
     ],
 )
 def test_a_malformed_file_is_named(
@@ -490,16 +490,19 @@ def test_the_shares_that_the_findings_tell() -> None:
     crc = {"samples": 6000, "num_clients": 100, "alpha": 0.1, "min_size": 10, "train_share": 0.8}
     drawn = [share(dirichlet_crc, seed=seed, **crc) for seed in range(40)]
     told = texts["FedCRC's Table I"]
-    assert f"to {drawn[0]:.0f} % of" in told
-    assert f"that is {np.mean(drawn):.0f} % (standard deviation {np.std(drawn, ddof=1):.0f})" in told
-    assert f"Seed 1 has these {drawn[1]:.0f} %" in told
-    assert f"comes to {share(dirichlet, seed=0, **crc):.0f} %" in told
+    assert f"{drawn[0]:.0f} % of a client's data share the sample's class" in told
+    assert f"seeds 0 to 39 is {np.mean(drawn):.0f} % (standard deviation {np.std(drawn, ddof=1):.0f})" in told
+    assert f"Seed 1 also has {drawn[1]:.0f} %" in told
+    assert f"receives no more samples, gives {share(dirichlet, seed=0, **crc):.0f} %" in told
 
     akd = {"samples": 7000, "num_clients": 10, "alpha": 0.5, "min_size": 1, "train_share": 0.75}
     ours, even, uneven = (share(dirichlet, seed=seed, **akd) for seed in (42, 33, 1))
     told = texts["PFAKD's comparison"]
-    assert f"to {ours:.0f} % of the sample's class in our draw and to {even:.0f} % in that one" in told
-    assert f"Of a draw with {uneven:.0f} %" in told
+    assert (
+        f"{ours:.0f} % of a client's data share the sample's class in our draw and {even:.0f} % in the other one"
+        in told
+    )
+    assert f"With a draw at {uneven:.0f} %" in told
     draw, counts = np.random.RandomState(42), np.zeros((10, 0), int)  # as such code does it: (client, class)
     for _ in range(10):
         draw.shuffle(np.arange(7000))
@@ -507,7 +510,7 @@ def test_the_shares_that_the_findings_tell() -> None:
         edges = (np.cumsum(p / p.sum()) * 7000).astype(int)[:-1]
         counts = np.column_stack([counts, np.diff([0, *edges, 7000])])
     theirs = 100 * (counts**2 / counts.sum(1, keepdims=True)).sum() / counts.sum()
-    assert f"older generator, gives {theirs:.0f} % too" in told
+    assert f"older generator gives {theirs:.0f} % too" in told
 
 
 def test_all_early_runs_are_in_a_table() -> None:
@@ -531,5 +534,7 @@ def test_the_demo_is_the_recipe_of_its_table() -> None:
     plan = recipe.plan(recipe.rows[-1], ())
     assert (plan.dataset, plan.federation.rounds) == (SETTINGS["dataset"], SETTINGS["rounds"])
     assert plan.partition == {k: SETTINGS[k] for k in ("num_clients", "noniid_s", "local_size", "test_size")}
-    assert plan.method.train == Sgd(lr=0.01, momentum=0.5, weight_decay=0.0005, batch_size=SETTINGS["batch_size"])
+    assert plan.method.train == LocalTraining(
+        lr=0.01, momentum=0.5, weight_decay=0.0005, batch_size=SETTINGS["batch_size"]
+    )
     assert plan.federation == Settings(rounds=SETTINGS["rounds"], join_ratio=plan.federation.join_ratio)

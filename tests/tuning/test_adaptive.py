@@ -123,7 +123,7 @@ def test_what_diverges_is_a_score_of_zero_and_the_budget_ends_it() -> None:
 def test_other_proposals_than_recorded_are_refused() -> None:
     search = schedule(4)
     search.know([], {0: {"lr": 0.5, "local_epochs": 1, "combine": True}})
-    with pytest.raises(CoterieError, match="begun with other libraries: candidate 0 was"):
+    with pytest.raises(CoterieError, match="started with other libraries: candidate 0 was"):
         search.run(trainer(search)[0])
 
 

@@ -57,7 +57,7 @@ def test_stages(candidates: int, rounds: int, eta: int, expected: list[tuple[int
 
 
 def test_eta_of_one_would_never_end() -> None:
-    with pytest.raises(CoterieError, match="eta must be at least 2, not 1"):
+    with pytest.raises(CoterieError, match="eta must be at least 2, got 1"):
         halving(4, 4, 1)
 
 

@@ -89,7 +89,7 @@ def test_a_part_is_set_aside() -> None:
     assert split.train.sizes == (16, 8, 24, 12, 1)
     back = folded(split)
     assert back.train.sizes == data.train.sizes
-    for i in range(data.clients):
+    for i in range(data.num_clients):
         before, after = (
             sorted((*x.flatten().tolist(), y) for x, y in zip(*d.train.client(i), strict=True)) for d in (data, back)
         )
@@ -420,7 +420,7 @@ def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.Monkey
         (["fedpac", "--over", "lr=1", "lr=2"], "lr is given twice"),
         (["fedpac", "--over", "lr=-1,0.1"], "lr=-1.0: lr must be at least 0"),
         (["fedpac", "--over", "lr=0.1", "--lr", "0.2"], "lr is both set and searched"),
-        (["fedpac", "--over", "lr=0.1", "--validation", "0"], "validation is 0.0: it must be above 0"),
+        (["fedpac", "--over", "lr=0.1", "--validation", "0"], "validation must be above 0 and less than 1, got 0.0"),
         (["fedpac", "--over", "lr=0.1", "--seeds", "0"], "seeds must be at least 1"),
         (["fedpac", "--over", "lr=0.1", "--budget-rounds", "0"], "the budget must be positive, got 0 rounds"),
         (["--resume", "nowhere"], "it has no search.json"),

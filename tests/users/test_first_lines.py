@@ -38,7 +38,7 @@ def test_the_first_lines_tell_what_was_understood(
         "standardized: 3 inputs",
         "network: 0 numbers in the encoder, 8 in the head 'head', nothing frozen",
         "federation: 2 rounds, all clients in each, seed 0; clients run looped",
-        "lr 0.25, momentum 0.75, weight decay",
+        "lr 0.25, weight decay 0.0005, momentum 0.75",
         "messages: down encoder; up encoder, head, samples",
     ):
         assert said in before, said

@@ -218,7 +218,7 @@ def test_inverted_labels_are_noticed(run: Path, tmp_path: Path, capsys: pytest.C
         main(["adapt", str(run), "--data", file, "--labels", labels, "--out", str(tmp_path / labels)])
         main(["evaluate", str(run), "--client", "bern", "--data", file, "--labels", labels])
         said = capsys.readouterr().err
-        assert (said.count("do the labels mean what they meant in training?") == 2) == noticed
+        assert (said.count("do the labels have the same meaning as in training?") == 2) == noticed
         assert (said.count("1 = healthy") == 2) == noticed
 
 

@@ -137,8 +137,8 @@ def test_data_check_tells_what_was_understood(
         "2 classes: disease 509, healthy 411",
         "6 columns (float32): age, sex, pain, pressure, cholesterol, record",
         "one input per category: sex (female, male), pain (",
-        "missing values become: age 54, sex male",
-        "one more input says that a value is missing: pressure, cholesterol",
+        "missing values are filled with: age 54, sex male",
+        "one more input marks missing values: pressure, cholesterol",
         "column that looks like an identifier is used as a feature",
         "column 'record': 920 different values in 920 rows",
         "long-beach |",
@@ -257,9 +257,9 @@ def test_labels_and_categories_are_written_alike_everywhere(tmp_path: Path, rows
         return {**row, column: other(row[column])} if row["hospital"] == "hungarian" else row
 
     for column, other, said in (
-        ("diagnosis", str.title, r"written differently.*the label: 'Disease' on hungarian and 'disease' on cleveland"),
+        ("diagnosis", str.title, r"spelled differently.*the label: 'Disease' on hungarian and 'disease' on cleveland"),
         ("diagnosis", lambda y: int(y == "disease"), r"numbers on some clients.*the label: '0' on hungarian and 'dis"),
-        ("sex", str.upper, r"written differently.*column 'sex': 'FEMALE' on hungarian and 'female' on cleveland"),
+        ("sex", str.upper, r"spelled differently.*column 'sex': 'FEMALE' on hungarian and 'female' on cleveland"),
         ("sex", lambda sex: int(sex == "male"), r"numbers on some clients.*column 'sex': '0' on hungarian and 'fem"),
     ):
         path = write(tmp_path / "all.csv", [here(row, column, other) for row in rows], TABLE)
@@ -287,7 +287,7 @@ def test_a_device_with_one_table_brings_one_client(tmp_path: Path) -> None:
     rows = "\n".join(f"{20 + i},{i % 2}" for i in range(12))
     (tmp_path / "basel.csv").write_text(f"age,label\n{rows}\n")
     ids, data = load_hosted_clients("3", DataSettings(str(tmp_path / "basel.csv")))
-    assert (ids, data.clients, data.client_names) == ((3,), 1, ("basel",))
+    assert (ids, data.num_clients, data.client_names) == ((3,), 1, ("basel",))
 
 
 def test_an_index_column_without_a_name_is_refused(tmp_path: Path) -> None:

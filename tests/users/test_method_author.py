@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import coterie
 from coterie.core.data import FederatedData
-from coterie.core.optimizers import Sgd
+from coterie.core.training import LocalTraining
 from coterie.methods import SCAFFOLD, FedAvg, FedPAC, FedRep, pFedMe
 
 HERE = coterie.Execution(backend="looped", processes=1)
@@ -57,8 +57,8 @@ def test_an_object_trains_as_its_name_does(name: str, made: Any, data: Federated
 
 
 def test_what_is_set_wins_also_where_it_is_the_default(data: FederatedData) -> None:
-    assert (Sgd().momentum, FedRep().head_epochs) == (0.0, 1)  # so these say nothing new, but they say it
-    method = trained(FedRep(train=Sgd(momentum=0.0, local_epochs=1), head_epochs=1), data).method
+    assert (LocalTraining().momentum, FedRep().head_epochs) == (0.0, 1)  # so these say nothing new, but they say it
+    method = trained(FedRep(train=LocalTraining(momentum=0.0, local_epochs=1), head_epochs=1), data).method
     assert (method.train.momentum, method.head_epochs) == (0.0, 1)
     assert (method.train.weight_decay, method.encoder_epochs) == (5e-4, 1)  # not set: the protocol's
     method = trained(coterie.make_method("fedrep", momentum=0.0, local_epochs=1), data).method
@@ -66,14 +66,14 @@ def test_what_is_set_wins_also_where_it_is_the_default(data: FederatedData) -> N
 
 
 def test_another_protocol_reaches_objects_too(data: FederatedData) -> None:
-    method = trained(FedPAC(train=Sgd(local_epochs=1, drop_last=False)), data, protocol="akd").method
+    method = trained(FedPAC(train=LocalTraining(local_epochs=1, drop_last=False)), data, protocol="akd").method
     assert (method.train.batch_size, method.train.keep_momentum, method.train.drop_last) == (128, True, False)
 
 
 def test_settings_of_a_call_and_of_an_object_do_not_contradict_each_other(data: FederatedData) -> None:
-    assert trained(FedAvg(train=Sgd(local_epochs=1)), data, lr=0.5).method.train.lr == 0.5
+    assert trained(FedAvg(train=LocalTraining(local_epochs=1)), data, lr=0.5).method.train.lr == 0.5
     with pytest.raises(coterie.CoterieError, match=r"lr is set twice: 0.1 in the method and 0.5 in this call"):
-        trained(FedAvg(train=Sgd(lr=0.1)), data, lr=0.5)
+        trained(FedAvg(train=LocalTraining(lr=0.1)), data, lr=0.5)
 
 
 @dataclass(frozen=True)

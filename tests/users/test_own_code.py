@@ -16,7 +16,7 @@ import coterie
 from coterie.cli import main
 from coterie.core.data import FederatedData
 from coterie.core.method import Method
-from coterie.core.optimizers import Sgd
+from coterie.core.training import LocalTraining
 from coterie.deploy.device_setup import DevicePolicy, allowed_method
 from coterie.deploy.handshake import SampleSchema, Terms
 from coterie.methods import FedAvg
@@ -141,7 +141,7 @@ def test_arguments_of_a_network_are_kept_with_the_run(module: str, tmp_path: Pat
     ("arguments", "message"),
     [
         ([], "missing a required argument: 'hidden'; --model-args name=value sets arguments (hidden, bias)"),
-        (["--model-args", "hidden=-1"], "cannot be made: ValueError: hidden is too small"),
+        (["--model-args", "hidden=-1"], "cannot be built: ValueError: hidden is too small"),
         (["--model-args", "hidden=3", "width=3"], "got an unexpected keyword argument 'width'"),
     ],
 )
@@ -184,7 +184,7 @@ def test_a_method_object_can_be_tuned(tmp_path: Path) -> None:
     assert named.best == given.best
     assert [s.accuracies for s in named.standings] == [s.accuracies for s in given.standings]
     with pytest.raises(coterie.CoterieError, match=r"lr=0.5: lr is set twice: 0.1 in the method and 0.5 in this call"):
-        coterie.tune(FedAvg(train=Sgd(lr=0.1)), {"lr": [0.5]}, toy.toy(), "linear", out=tmp_path / "twice")
+        coterie.tune(FedAvg(train=LocalTraining(lr=0.1)), {"lr": [0.5]}, toy.toy(), "linear", out=tmp_path / "twice")
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ def test_the_first_lines_say_what_was_understood(tmp_path: Path, capsys: pytest.
         "samples: images of 1 x 28 x 28 bytes, scaled from 0..255 to 0..1",
         "network: 0 numbers in the encoder, 7,850 in the head 'head', nothing frozen",
         "method: FedRep with head_epochs 10, encoder_epochs 1, average_heads False",
-        "local training: SGD, 1 epochs, batch size 50, lr 0.01, momentum 0.25, weight decay 0.0005",
+        "local training: sgd, 1 epochs, batch size 50, lr 0.01, weight decay 0.0005, momentum 0.25",
         "federation: 1 rounds, all clients in each, seed 0; clients run looped",
     ):
         assert line in said

@@ -132,9 +132,9 @@ def test_data_check_warns_of_near_duplicates(tmp_path: Path, capsys: pytest.Capt
     again = np.repeat(x, 2, axis=0) + draw.normal(size=(400, 8)) * 1e-4
     y, client = np.arange(400) // 2 % 2, np.arange(400) // 100
     np.savez(tmp_path / "twice.npz", x=again, y=y, client=client)
-    assert "almost a training sample" in checked(tmp_path / "twice.npz", capsys)[1]
+    assert "nearly equals a training sample" in checked(tmp_path / "twice.npz", capsys)[1]
     np.savez(tmp_path / "once.npz", x=x, y=y[:200], client=client[:200])
-    assert "almost a training sample" not in checked(tmp_path / "once.npz", capsys)[1]
+    assert "nearly equals a training sample" not in checked(tmp_path / "once.npz", capsys)[1]
 
 
 def test_integer_readings_are_tokens_unless_they_are_named_values(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_integer_readings_are_tokens_unless_they_are_named_values(tmp_path: Path
     assert tokens.train.x.dtype == torch.int64
     with pytest.raises(CoterieError, match="--input values"):
         coterie.run("fedavg", tokens, "mlp", rounds=1)
-    with pytest.raises(CoterieError, match="tokens are not normalised"):
+    with pytest.raises(CoterieError, match="tokens cannot be normalized"):
         coterie.load_clients(str(tmp_path / "a.npz"), normalise="auto")
     values = coterie.load_clients(str(tmp_path / "a.npz"), input="values", normalise="auto")
     assert values.train.x.dtype == torch.float32

@@ -1,4 +1,4 @@
-"""The pages' tables and findings, made from files of results. No number in them is typed by hand."""
+"""Generates the tables and findings of docs/results.md and the READMEs from result files."""
 
 from tools.ledger.files import Files
 from tools.ledger.pages import differences, pages, renewed

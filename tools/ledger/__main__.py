@@ -1,4 +1,4 @@
-"""Write the tables of docs/results.md and the READMEs from files of results, or check them."""
+"""Write the tables of docs/results.md and the READMEs from result files, or check them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def update(results: Path, check: bool) -> int:
-    """Write the pages, or name those that differ. Returns the exit code."""
+    """Write the pages, or list those that are out of date. Returns the exit code."""
     files, changed = Files(results), False
     if left := files.in_no_table():
         reason = "settings that differ from their recipe, or a repeated training"
-        print(f"ledger: {len(left)} results are in no table ({reason}), such as {left[0]}", file=sys.stderr)
+        print(f"ledger: {len(left)} results appear in no table ({reason}), for example {left[0]}", file=sys.stderr)
     for path, (old, new) in pages(files, Path()).items():
         if old == new:
             continue

@@ -1,4 +1,4 @@
-"""A folder of results, every file of it checked when it is read."""
+"""A folder of result files, each validated when it is read."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from coterie.runs.disk import check_tree
 
 
 class Reading(NamedTuple):
-    """One training, and where a cell of a table reads it."""
+    """One training, and the point at which a table cell measures it."""
 
     content: dict[str, Any]
     point: str
 
 
 class Early(NamedTuple):
-    """A file from before there were recipes: many methods on one setting, in the same terms as a result."""
+    """A file that predates recipes: several methods on one setting, converted to the format of results."""
 
     trainings: dict[str, dict[str, Any]]  # method -> result
     rows: dict[str, dict[str, list[str]]]  # recipe -> row -> method, point
 
 
 class Files:
-    """`RECIPE/*.json` as `coterie reproduce` leaves them, `RECIPE.yaml` of recipes that do not come with Coterie, and
-    `*.json` with cells, from before there were recipes."""
+    """`RECIPE/*.json` written by `coterie reproduce`, `RECIPE.yaml` of recipes that are not part of Coterie, and
+    `*.json` with cells, which predate recipes."""
 
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
-            raise CoterieError(f"there is no folder {folder}; name that of the results with --results")
+            raise CoterieError(f"folder {folder} not found; pass the folder of results with --results")
         self.folder = folder
         check_tree(folder)
         self.results = {path: checked(path) for path in sorted(folder.glob("*/*.json"))}
-        self.alike: dict[str, list[dict[str, Any]]] = {}  # by their kind
+        self.by_kind: dict[str, list[dict[str, Any]]] = {}
         for content in self.results.values():
-            self.alike.setdefault(kind(content["settings"]), []).append(content)
+            self.by_kind.setdefault(kind(content["settings"]), []).append(content)
         loaded = {path: load(path) for path in sorted(folder.glob("*.json"))}
         self.early = {p.stem: early(p, c) for p, c in loaded.items() if isinstance(c, dict) and "cells" in c}
         self.own = {path.stem: path for path in sorted(folder.glob("*.yaml")) if path.name != "findings.yaml"}
@@ -65,8 +65,11 @@ class Files:
 
     @cached_property
     def recipes(self) -> list[Recipe]:
-        """Those with results, as `coterie recipes` lists them; then those of the folder. Where trainings were made for
-        others, a recipe of the folder needs one of its own to be listed, and a figure all."""
+        """Recipes with results, in the order of `coterie recipes`, then the folder's own.
+
+        If its trainings were made for other recipes, a recipe of the folder is listed if it has at least one, and a
+        figure only if it has all.
+        """
         named = {content["recipe"] for content in self.results.values()}
         named |= {recipe for early in self.early.values() for recipe in early.rows}
         named |= {name for name in self.own if any(found for _, found in self._each(self.recipe(name)))}
@@ -75,10 +78,10 @@ class Files:
         return sorted(map(self.recipe, named), key=lambda recipe: order.index(recipe.id))
 
     def readings(self, recipe: Recipe, row: RecipeRow, value: Value, measure: str) -> list[Reading]:
-        """By seed; those of early files only where there are no others."""
+        """The trainings of a cell, by seed; those of early files only if there are no others."""
         plan = recipe.plan(row, value)
         fits, made = asked_by(plan), dict[int, dict[str, Any]]()
-        for content in self.alike.get(kind(plan.settings), ()):
+        for content in self.by_kind.get(kind(plan.settings), ()):
             if fits(content):
                 made.setdefault(content["seed"], content)
         if made:
@@ -91,21 +94,21 @@ class Files:
         return found
 
     def found(self, recipe: Recipe) -> Found:
-        """All trainings that a recipe shows."""
+        """All trainings that a recipe shows, by row and value."""
         return dict(self._each(recipe))
 
     def picture(self, recipe: Recipe) -> str | None:
-        """Its figure as SVG; None if there is none, or nothing to draw."""
+        """The figure of a recipe as SVG; None if it has none, or nothing to draw."""
         return figure(recipe, self.found(recipe))
 
     def _each(self, recipe: Recipe) -> Iterator[tuple[tuple[str, Value], dict[int, dict[str, Any]]]]:
-        """Row and value, and their trainings by seed."""
+        """(row, value), and their trainings by seed."""
         for row, value in itertools.product(recipe.rows, recipe.values):
             readings = self.readings(recipe, row, value, next(iter(recipe.measures)))
             yield (row.name, value), {reading.content["seed"]: reading.content for reading in readings}
 
     def in_no_table(self) -> list[Path]:
-        """Results with other settings than those of their recipe, such as reduced rounds, and copies of others."""
+        """Results whose settings differ from their recipe, such as reduced rounds, and duplicates."""
         shown = {
             id(content)
             for recipe in self.recipes
@@ -116,7 +119,7 @@ class Files:
 
 
 def kind(settings: dict[str, Any]) -> str:
-    """Dataset and method; a plan asks for results of one kind only."""
+    """Dataset and method, an index: the results of a plan are all of one kind."""
     method = settings.get("method")
     return f"{settings.get('dataset')}, {method.get('name') if isinstance(method, dict) else method}"
 
@@ -136,7 +139,7 @@ def early(path: Path, content: dict[str, Any]) -> Early:
 
 
 def as_result(about: dict[str, Any], cell: dict[str, Any]) -> dict[str, Any]:
-    """One run in the terms of a result. Its curves are in percent with two digits, its ends are not rounded."""
+    """Convert a run to the format of results. Its curves are percentages with two digits, its last values exact."""
     ends = {point: [*(a / 100 for a in cell["curves"].get(point, [])[:-1]), end] for point, end in cell["last"].items()}
     if not all(0 <= share <= 1 and math.isfinite(share) for curve in ends.values() for share in curve):
         raise CoterieError(f"{cell['method']} has accuracies that are not between 0 and 1")

@@ -1,12 +1,12 @@
-"""What was found, in words, from findings.yaml. Its numbers are cited from the results, never typed.
+"""Findings in prose, from findings.yaml. Their numbers are cited from the results, never typed.
 
 {P1-T1-CIFAR10-20.scaffold.mean}      the row SCAFFOLD of a recipe; also published, difference, gap (its size), std,
                                       half (of the 95 % interval), seeds, late (the mean of the last ten rounds), or
-                                      where else it was measured: pre, post, ...
-{P1-T7-random.fedpac[local_epochs=5].mean}  at one of the values that vary
-{P2-T2-CIFAR10.fedper[P].mean}        another measure than the first; behind the value if there is one
-{cifar10-20.fedbabu.finished}         a run from before there were recipes: file, method, where it was measured
-{data.emnist.test:,}                  samples of a split
+                                      another point: pre, post, ...
+{P1-T7-random.fedpac[local_epochs=5].mean}  at one value of the setting that varies
+{P2-T2-CIFAR10.fedper[P].mean}        a measure other than the first; follows the value, if any
+{cifar10-20.fedbabu.finished}         a run that predates recipes: file, method, point
+{data.emnist.test:,}                  number of samples of a split
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tools.ledger.sections import Cell, cells
 
 CITED = re.compile(r"\{([^{}]*)\}")
 FORM = re.compile(r"([\w.+-]+)\.([\w-]+)(?:\[([^\]]*)\])?\.([\w-]+)(?::(.*))?")
-TYPED = re.compile(r"\d[.,]\d")  # a number with digits behind the point, or thousands
+TYPED = re.compile(r"\d[.,]\d")  # a number with a decimal point or a thousands separator
 WIDTH = 118
 
 
@@ -43,14 +43,14 @@ class Findings:
             raise CoterieError(f"{self.path}: {error}") from None
 
     def as_list(self) -> str:
-        """Markdown, an item for each."""
+        """A Markdown list with one item per finding."""
         items = [f"- **{name}.** {text}" for name, text in self.texts.items()]
         return "\n".join(textwrap.fill(item, WIDTH, subsequent_indent="  ", break_on_hyphens=False) for item in items)
 
     def resolved(self, text: str) -> str:
-        """The text with its citations replaced by numbers."""
+        """Replace the citations of a text by their numbers."""
         if typed := TYPED.search(CITED.sub("", text)):
-            raise CoterieError(f"'{typed[0]}' in '{text:.40}...' is typed by hand: cite it from a result, as {{...}}")
+            raise CoterieError(f"'{typed[0]}' in '{text:.40}...' must be cited from a result, as {{...}}")
         return CITED.sub(lambda found: self.cited(found[1]), text)
 
     def cited(self, reference: str) -> str:
@@ -104,7 +104,7 @@ def number_of(cell: Cell, name: str) -> float | int:
     known |= ours._asdict() if ours else {"mean": None, "std": None, "half": None}
     found: float | int | None = known[name] if name in known else cell.mean(name)
     if found is None:
-        raise CoterieError(f"there is no such number; known: {', '.join(n for n, v in known.items() if v is not None)}")
+        raise CoterieError(f"no such number; available: {', '.join(n for n, v in known.items() if v is not None)}")
     return found
 
 

@@ -1,4 +1,4 @@
-"""All tables of the papers on one screen: how many of their numbers are met, and which are not."""
+"""Overview of all tables: how many published numbers are met, and which are not."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tools.ledger.sections import Cell, cells, title
 
 
 def overview(files: Files) -> str:
-    """A line for each paper, and for each of its recipes with results. The folder's own only read others anew."""
+    """One line per paper and per recipe with results, without the folder's own recipes, which repeat other tables."""
     papers: dict[str, list[list[Cell]]] = {}
     for recipe in files.recipes:
         judged = [cell for cell in cells(files, recipe) if cell.comparison.difference is not None]
         if judged and recipe.id not in files.own:
             papers.setdefault(recipe.paper, []).append(judged)
-    lines = ["| recipe | met | off, by how much |", "|---|---:|---|"]
+    lines = ["| recipe | met | off |", "|---|---:|---|"]
     for paper, tables in papers.items():
         lines.append(f"| **{paper}** | {count(list(chain(*tables)))} | |")
         lines += map(line, tables)
@@ -34,11 +34,11 @@ def count(judged: list[Cell]) -> str:
 
 
 def named(cell: Cell) -> str:
-    """The row, and what else tells the number from its neighbours."""
+    """The row, with the measure and values that identify the number."""
     several = [cell.measure] if len(cell.recipe.measures) > 1 else []
     return " ".join([cell.row.name, *several, *(f"{name} {value}" for name, value in cell.value)])
 
 
 def anchor(heading: str) -> str:
-    """Where a link to this heading leads, on the pages that are built as on GitHub's."""
+    """The anchor of a heading, on the documentation site and on GitHub."""
     return re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", heading.lower()))

@@ -1,4 +1,4 @@
-"""The pages that hold what the ledger makes, between marks: <!-- name --> ... <!-- end -->."""
+"""The pages that the ledger writes, between marks: <!-- name --> ... <!-- end -->."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tools.ledger.sections import PICTURES, section
 
 
 def blocks(files: Files) -> dict[str, dict[str, str]]:
-    """Page -> mark -> what belongs there."""
+    """Page -> mark -> generated text."""
     findings = Findings(files)
     tables = "\n\n".join(filter(None, (section(files, recipe, findings.notes) for recipe in files.recipes)))
-    shown = {dataset for recipe in files.recipes for dataset in recipe.datasets}  # these have their note by their table
+    shown = {dataset for recipe in files.recipes for dataset in recipe.datasets}  # notes follow their tables
     notes = "\n".join(f"- {note}" for dataset, note in findings.notes.items() if dataset not in shown)
     return {
         "docs/results.md": {
@@ -32,7 +32,7 @@ def blocks(files: Files) -> dict[str, dict[str, str]]:
 
 
 def pages(files: Files, root: Path) -> dict[Path, tuple[str, str]]:
-    """Every picture and every page as it is, and as the files have it."""
+    """Every picture and page: its current content, and what the result files give."""
     found = {}
     for recipe in files.recipes:
         if drawn := files.picture(recipe):
@@ -49,21 +49,21 @@ def read(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise CoterieError(f"{path}: {reason}; call this in the folder that holds README.md and docs/") from None
+        raise CoterieError(f"{path}: {reason}; run this in the folder that contains README.md and docs/") from None
 
 
 def renewed(page: str, texts: Mapping[str, str], where: str) -> str:
-    """The page with what stands between its marks replaced."""
+    """Replace the text between the marks of a page."""
     for name, text in texts.items():
         parts = re.split(rf"<!-- {re.escape(name)} -->.*?<!-- end -->", page, flags=re.S)
         if len(parts) != 2:
-            raise CoterieError(f"{where}: the mark <!-- {name} --> ... <!-- end --> is there {len(parts) - 1} times")
+            raise CoterieError(f"{where}: expected one mark <!-- {name} --> ... <!-- end -->, found {len(parts) - 1}")
         page = f"<!-- {name} -->{text}<!-- end -->".join(parts)
     return page
 
 
 def differences(old: str, new: str) -> list[str]:
-    """Headings of the parts in which two versions of a page differ."""
+    """Headings of the sections in which two versions of a page differ."""
     before, after = by_heading(old), by_heading(new)
     return [heading for heading in {**after, **before} if before.get(heading) != after.get(heading)]
 

@@ -1,4 +1,4 @@
-"""The tables of the README, in both of its languages."""
+"""The tables of the README, in both languages."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def shown(files: Files, name: str) -> list[Cell]:
 
 
 def demo(files: Files, words: Words) -> str:
-    """Accuracy and the worst tenth of the clients."""
+    """Accuracy over all clients and over the worst tenth."""
     made = shown(files, DEMO)
     rows = [[cell.row.name, ours_text(cell), f"{worst(cell):.2f}"] for cell in made]
     clients = max(len(accuracies(r.content, r.point)) for cell in made for r in cell.readings)
@@ -86,14 +86,14 @@ def demo(files: Files, words: Words) -> str:
 
 
 def worst(cell: Cell) -> float:
-    """Mean of the worst tenth of the clients, at least one, in percent; over seeds."""
+    """Mean accuracy of the worst tenth of the clients, at least one, in percent; mean over seeds."""
     found = [sorted(accuracies(r.content, r.point).values()) for r in cell.readings]
     worst = [a[: worst_tenth(len(a))] for a in found]
     return sum(100 * sum(a) / len(a) for a in worst) / len(worst)
 
 
 def results(files: Files, words: Words) -> str:
-    """All methods of the tables, two datasets side by side."""
+    """All methods of Table 1, with both datasets side by side."""
     made = {name: shown(files, recipe) for name, recipe in SHOWN.items()}
     names = dict.fromkeys(cell.row.name for found in made.values() for cell in found)
     header, rows = [words.method], {name: [name.removesuffix("-only")] for name in names}
@@ -102,11 +102,11 @@ def results(files: Files, words: Words) -> str:
         by_name = {cell.row.name: cell for cell in found}
         for method, row in rows.items():
             row += texts(by_name[method]) if method in by_name else ["-"] * 3
-    told = []
+    notes = []
     if any("±" in ours_text(cell) for found in made.values() for cell in found):
-        told.append(words.spread)
-    told.append(verdicts(files, [cell for found in made.values() for cell in found], words))
-    return f"{table(header, list(rows.values()))}\n\n{words.stop.join(told)}"
+        notes.append(words.spread)
+    notes.append(verdicts(files, [cell for found in made.values() for cell in found], words))
+    return f"{table(header, list(rows.values()))}\n\n{words.stop.join(notes)}"
 
 
 def texts(cell: Cell) -> list[str]:
@@ -119,7 +119,7 @@ def texts(cell: Cell) -> list[str]:
 
 
 def verdicts(files: Files, shown: list[Cell], words: Words) -> str:
-    """Count numbers near the paper's. A number in several tables counts once; our own recipes do not count."""
+    """Count the numbers that are met. One in several tables counts once; our own recipes do not count."""
     every = {
         (cell.comparison, id(cell.readings[0].content), cell.readings[0].point): cell.met
         for recipe in files.recipes

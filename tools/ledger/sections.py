@@ -1,4 +1,4 @@
-"""One section for each recipe with results: where they come from, and the published numbers beside ours."""
+"""One section per recipe with results: provenance, and the published numbers next to ours."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from coterie.papers.results import origins, outcome, seconds_alone, seeds
 from coterie.papers.tables import MET, Reproduced, compared, published_text
 from tools.ledger.files import Files, Reading
 
-PICTURES = "pictures"  # beside the page
-POINTS = {"before": "pre", "after": "post", "global": "global"}  # columns of what was measured beside the number
+PICTURES = "pictures"  # next to the page
+POINTS = {"before": "pre", "after": "post", "global": "global"}  # additional columns: name -> point
 
 
 class Cell(NamedTuple):
-    """One number of a recipe, with all trainings that it is made from."""
+    """One number of a recipe, with all its trainings."""
 
     recipe: Recipe
     row: RecipeRow
@@ -35,7 +35,7 @@ class Cell(NamedTuple):
         return self.comparison.verdict == MET
 
     def scores(self, point: str | None = None, report: str | None = None) -> list[float]:
-        """By seed; measured at another point, or in other rounds, than those of the table where they are named."""
+        """By seed. point, report: default to those of the table."""
         average, report = self.recipe.averages[self.measure], report or self.recipe.report
         found = [outcome(r.content, point or r.point, report, average) for r in self.readings]
         return [s for s in found if s is not None]
@@ -59,7 +59,7 @@ def contents(cells: Iterable[Cell]) -> list[dict[str, Any]]:
 
 
 def ours_text(cell: Cell) -> str:
-    """The mean, and half of its 95 % interval from three seeds on: of two it says nothing."""
+    """The mean, and half of the 95 % interval for three or more seeds."""
     ours = cell.comparison.ours
     if ours is None:
         return "-"
@@ -67,16 +67,16 @@ def ours_text(cell: Cell) -> str:
 
 
 def section(files: Files, recipe: Recipe, notes: Mapping[str, str]) -> str:
-    """Heading, origin, table; `notes` are by dataset. Nothing if nothing was run."""
+    """Heading, provenance and table; empty if nothing was run. notes: by dataset."""
     every = cells(files, recipe)
     if not (made := [cell for cell in every if cell.comparison.ours]):
         return ""
-    told = origins(contents(made))
-    differ = [name for name, values in told.items() if len(values) > 1 and name != "partition"]
+    found = origins(contents(made))
+    differ = [name for name, values in found.items() if len(values) > 1 and name != "partition"]
     lines = [dict(columns(cell, differ)) for cell in made]
     shown = [name for name in lines[0] if any(line[name] != "-" for line in lines)]
     table = TextTable("", shown, [[line[name] for name in shown] for line in lines])
-    same = ", ".join(f"{name} {values[0]}" for name, values in told.items() if len(values) == 1)
+    same = ", ".join(f"{name} {values[0]}" for name, values in found.items() if len(values) == 1)
     parts = [
         f"## {title(recipe)}",
         f"{about(recipe, made)} {same}.{not_run(every, made)}",
@@ -92,8 +92,8 @@ def title(recipe: Recipe) -> str:
 
 
 def picture(files: Files, recipe: Recipe) -> list[str]:
-    """The figure, if there is one."""
-    words = f"{recipe.paper}, {recipe.place}, from our trainings"
+    """The figure as a Markdown image, if there is one."""
+    words = f"{recipe.paper}, {recipe.place}, reproduced"
     return [f"![{words}]({PICTURES}/{recipe.id}.svg)"] if files.picture(recipe) else []
 
 
@@ -110,14 +110,14 @@ def about(recipe: Recipe, made: list[Cell]) -> str:
 def not_run(every: list[Cell], made: list[Cell]) -> str:
     run = {cell.row.name for cell in made}
     left = list(dict.fromkeys(cell.row.name for cell in every if cell.row.name not in run))
-    told = f" Not run: {', '.join(left)}." if left else ""
+    text = f" Not run: {', '.join(left)}." if left else ""
     if any(r.content.get("early") for cell in made for r in cell.readings):
-        told += " From before there were recipes, by the same partition and settings."
-    return told
+        text += " Some runs predate recipes; their partition and settings are the same."
+    return text
 
 
 def columns(cell: Cell, differ: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Name and text of every column; `differ`: what of the origin is not the same in all rows."""
+    """Name and text of every column. differ: the kinds of provenance that are not the same in all rows."""
     found = cell.comparison
     yield "method", cell.row.name
     for name, setting in cell.value:
@@ -135,6 +135,6 @@ def columns(cell: Cell, differ: Iterable[str]) -> Iterator[tuple[str, str]]:
         yield name, "-" if mean is None else f"{mean:.2f}"
     alone = [s for r in cell.readings if (s := seconds_alone(r.content)) is not None]
     yield "seconds", f"{Spread.of(alone).mean:.0f}" if alone else "-"
-    told = origins(contents([cell]))
+    origin = origins(contents([cell]))
     for name in differ:
-        yield name, ", ".join(told[name])
+        yield name, ", ".join(origin[name])

@@ -43,14 +43,14 @@ def entries() -> list[MethodEntry]:
 
 def entry(name: str, method: AnyMethod) -> MethodEntry:
     data = sample_data()
-    clients = Looped(
+    backend = Looped(
         replace(method, train=method.train.but(local_epochs=0)), make_network("cnn", data, 0), data, 0, processes=1
     )
-    server = clients.method.server_init(clients.model, clients.census)
-    clients.join(clients.method.server_welcome(server))
+    server = backend.method.server_init(backend.model, backend.census)
+    backend.join(backend.method.server_welcome(server))
     everyone = torch.arange(CLIENTS)
-    downs = send(clients.method, server, everyone)
-    ups = clients.train(everyone, downs, Turn(0)).ups
+    downs = send(backend.method, server, everyone)
+    ups = backend.train(everyone, downs, Turn(0)).ups
     about, paper, *_ = (
         " ".join(part.split()) for part in (sys.modules[type(method).__module__].__doc__ or "").split("\n\n")
     )
@@ -63,7 +63,7 @@ def entry(name: str, method: AnyMethod) -> MethodEntry:
         tuple(n for n in type(ups)._fields if tree.leaves(getattr(ups, n))),
         tuple(n for n in fields_of(method, "client_init") if "momentum" not in n),
         dict(method.results),
-        has_global(method, clients.model, server, data),
+        has_global(method, backend.model, server, data),
         tree.size(downs) // CLIENTS,
         tree.size(ups) // CLIENTS,
         {variant: title for variant, (base, _, title) in VARIANTS.items() if base == name},

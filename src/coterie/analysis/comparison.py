@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from coterie.analysis.frames import frame
 from coterie.analysis.outcomes import NEW
 from coterie.analysis.paired import Accuracies, paired_tests, verdicts
 from coterie.analysis.plots import Curve, draw_curves
 from coterie.analysis.publication import COLUMNS, publication
 from coterie.analysis.significance import Spread
-from coterie.analysis.tables import TextTable, as_csv, as_html, latex, markdown
-from coterie.federation.history import so_many, worst_tenth
+from coterie.analysis.tables import TextTable, as_csv, as_html, frame, latex, markdown
+from coterie.federation.history import clients_text, worst_tenth_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,7 +77,7 @@ class Comparison:
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the mean test accuracy over rounds, with the 95 % interval over seeds. Needs matplotlib."""
-        return draw_curves(self.curves, f"{self.data}, {so_many(self.num_clients)}", ax)
+        return draw_curves(self.curves, f"{self.data}, {clients_text(self.num_clients)}", ax)
 
     def to_latex(self, columns: Sequence[str] = (), caption: str | None = None, label: str | None = None) -> str:
         """A LaTeX table (booktabs): mean ± 95 % interval, best in bold, † where the difference is significant.
@@ -107,16 +106,14 @@ class Comparison:
         label: str | None = None,
     ) -> TextTable:
         """The table of a paper. against: default: the method with the best accuracy."""
-        about = caption or f"Test accuracy in percent on {so_many(self.num_clients)} of {self.data}"
+        about = caption or f"Test accuracy in percent on {clients_text(self.num_clients)} of {self.data}"
         return publication(self.groups(), self.samples(), about, columns, against, label)
 
     def text_tables(self) -> list[TextTable]:
         """What `coterie compare` prints: all accuracies, and the paired tests where there are several methods."""
-        groups, used = (
-            self.groups(),
-            {n: k for n, k in SHOWN.items() if any(o.get(k) is not None for o in self.outcomes)},
-        )
-        many, private = self.seeds > 1, any(o.get("privacy") for o in self.outcomes)
+        groups, many, private = self.groups(), self.seeds > 1, any(o.get("privacy") for o in self.outcomes)
+        used = {n: k for n, k in SHOWN.items() if any(o.get(k) is not None for o in self.outcomes)}
+        tested = [len(o["clients"]) for o in self.outcomes]
         tables = [
             TextTable(
                 f"Accuracy on {self.num_clients} clients of {self.data}, percent",
@@ -124,7 +121,7 @@ class Comparison:
                     "method",
                     "accuracy",
                     *(["95 %"] if many else []),
-                    *(f"{name} ({worst_count(self.outcomes)})" if name == WORST else name for name in used),
+                    *(f"{name} ({worst_tenth_text(tested)})" if name == WORST else name for name in used),
                     *(["ε"] if private else []),
                     "MB sent",
                 ],
@@ -165,7 +162,7 @@ class Comparison:
     def __repr__(self) -> str:
         methods = "\n".join(f"  {name}: {cell(group, 'mean')} %" for name, group in self.groups().items())
         seeds = f"{self.seeds} seed{'' if self.seeds == 1 else 's'}"
-        return f"Comparison on {self.data}, {so_many(self.num_clients)}, {seeds}\n{methods}"
+        return f"Comparison on {self.data}, {clients_text(self.num_clients)}, {seeds}\n{methods}"
 
     def _repr_html_(self) -> str:
         return "".join(as_html(table) for table in self.text_tables())
@@ -175,17 +172,11 @@ def over_seeds(outcomes: Sequence[Row], seeds: int) -> str:
     """What the interval over seeds covers."""
     several = len({o.get("content") for o in outcomes}) > 1
     includes = (
-        "each seed has a partition of its own, which the interval includes"
+        "each seed has its own partition, which the interval includes"
         if several
         else "the partition is the same, so the interval does not include its choice (--partition-seed vary does)"
     )
     return f"; mean ± standard deviation of {seeds} seeds, and the 95 % interval (Student's t); {includes}"
-
-
-def worst_count(outcomes: Sequence[Row]) -> str:
-    """How many clients the worst 10 % are; a range where runs evaluate different numbers of clients."""
-    counts = sorted({worst_tenth(len(o["clients"])) for o in outcomes})
-    return so_many(counts[0]) if len(counts) == 1 else f"{counts[0]} to {so_many(counts[-1])}"
 
 
 def cell(group: Sequence[Row], key: str, scale: float = 100) -> str:

@@ -1,14 +1,15 @@
-"""What runs come to: one row for each number that a run reports."""
+"""What runs report: names of their results, one row for each number, and their place in a comparison."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from coterie.core.errors import CoterieError
 from coterie.core.method import AnyMethod
 from coterie.federation import History
 from coterie.federation.history import Outcome
-from coterie.methods import VARIANTS, method_class, parts
+from coterie.methods import VARIANTS, method_class, method_name, parts, training
 
 NEW = {"new_pre": "new: before", "new_post": "new: after", "new_global": "new: global"}  # columns for new clients
 
@@ -53,17 +54,43 @@ def rows_of(
             **o.last._asdict(),
             "best_on_test": o.best_on_test,
             "best_by_validation": o.by_validation,
-            "pre": last.accuracy("pre"),
-            "post": post.accuracy("post"),
-            "global": last.accuracy("global"),
-            **{p: v for r in history for p in NEW if (v := r.accuracy(p)) is not None},
+            "pre": last.score("pre"),
+            "post": post.score("post"),
+            "global": last.score("global"),
+            **{p: v for r in history for p in NEW if (v := r.score(p)) is not None},
             "megabytes": round(sum(r.bytes_up + r.bytes_down for r in history) / 1e6, 6),  # exactly
             "seconds": round(seconds, 2),
             "privacy": privacy,
             "content": content,
-            "clients": scores.clients[scores.total > 0].tolist(),
-            "accuracies": scores.accuracy[scores.total > 0].tolist(),
+            "clients": scores.clients[scores.defined].tolist(),
+            "accuracies": scores.value[scores.defined].tolist(),
         }
         for o in outcomes
         for scores in [list(history.with_point(o.point))[-1].scores[o.point, "test"]]
     ]
+
+
+def place(command: Mapping[str, Any]) -> int:
+    """The position of this run's method in the comparison that began it. command: of the run's config.json."""
+    trained = [training(name) for name in compared(command)]
+    return trained.index(command["method"]) if command.get("method") in trained else 0
+
+
+def reference(command: Mapping[str, Any]) -> str:
+    """The outcome of this run that the others were tested against; empty if none."""
+    methods = compared(command)
+    against = known(command["against"]) if "against" in command else "".join(methods[-1:])
+    return reported(against) if against and training(against) == command.get("method") else ""
+
+
+def compared(command: Mapping[str, Any]) -> list[str]:
+    """The methods that were named; none if the run is not part of a comparison."""
+    methods = command.get("methods")
+    return [name for name in map(known, methods) if name] if isinstance(methods, list) else []
+
+
+def known(name: Any) -> str:
+    try:
+        return method_name(str(name))
+    except CoterieError:  # a method of another version
+        return ""

@@ -1,7 +1,7 @@
 """Paired tests of methods.
 
 Runs of one client on one partition are not independent, whatever their seeds: its accuracies are averaged over seeds
-first, and every client is one pair. Where each seed has a partition of its own, every partition is one pair.
+first, and every client is one pair. Where each seed has its own partition, every partition is one pair.
 """
 
 from __future__ import annotations

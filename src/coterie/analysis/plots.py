@@ -118,13 +118,8 @@ def heat_map(ax: Axes, matrix: ArrayLike, labels: Sequence[str]) -> None:
     ax.figure.colorbar(image, ax=ax, shrink=0.8)
 
 
-def colors(method_name: str) -> str:
-    """The color of a method, given by its id or title: the same in all figures."""
-    return look(method_name).color
-
-
 def look(method_name: str) -> Look:
-    """Eight colors, so methods are told apart by color, dashes and marker together."""
+    """How a method is drawn in all figures, given by its id or title. Color, dashes and marker together identify it."""
     known, name = order(), spelling(method_name)
     number = known.get(name, len(known) + sum(map(ord, name)))
     return Look(

@@ -1,12 +1,12 @@
-"""Tables as text: Markdown, LaTeX, CSV, HTML, or for a terminal."""
+"""Tables as text (Markdown, LaTeX, CSV, HTML, or for a terminal), and rows as pandas DataFrames."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from coterie.core.errors import unknown
 
@@ -33,6 +33,15 @@ class TextTable(NamedTuple):
             ]
             for row, cells in enumerate(self.rows)
         ]
+
+
+def frame(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """A pandas DataFrame of these rows; a list of dicts where pandas is not installed."""
+    try:
+        import pandas
+    except ImportError:
+        return [dict(row) for row in rows]
+    return pandas.DataFrame(list(rows))
 
 
 def show(tables: Sequence[TextTable], format: str = "terminal") -> None:

@@ -1,4 +1,4 @@
-"""The three arguments of a run: a method, data, a model. Mixed up, they are refused with the right order."""
+"""The three arguments of a run: a method, data, a model. Swapped arguments are refused with the right order."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Entrant(NamedTuple):
 
 
 class Trainings(NamedTuple):
-    """What the runs of a comparison came to."""
+    """The outcomes of the runs of a comparison."""
 
     rows: list[dict[str, Any]]  # one for each number that a run reports
     curves: dict[str, list[Curve]]  # method -> accuracy over rounds, for each seed
@@ -87,7 +87,7 @@ def compare(
     Parameters
     ----------
     methods: names or Methods, or a dict from names for the tables to them. FedAvg also reports FedAvg-FT.
-    data: the clients' samples, or a function from a seed to samples, which gives each seed a partition of its own.
+    data: the clients' samples, or a function from a seed to samples, which gives each seed its own partition.
         Default: the shipped Fashion-MNIST subset.
     model: as for `coterie.run`.
     seeds: runs of each method, with seeds `seed`, `seed` + 1, ...
@@ -153,8 +153,8 @@ def compare(
         found = train_all(taken, seeds_from(seed, seeds), train, folder_of, chosen, interrupted)
     first = data_of(seed)
     if base is not None:
-        write_outcomes(base, as_table(found, first.name, first.clients, str(base)))
-    return Comparison(found.rows, first.name, first.clients, tested, found.curves)
+        write_outcomes(base, as_table(found, first.name, first.num_clients, str(base)))
+    return Comparison(found.rows, first.name, first.num_clients, tested, found.curves)
 
 
 def entrants(methods: Sequence[str | AnyMethod] | Mapping[str, str | AnyMethod]) -> list[Entrant]:
@@ -265,15 +265,15 @@ def train_all(
     return found
 
 
-def as_table(found: Trainings, data: str, clients: int, folder: str) -> dict[str, Any]:
+def as_table(found: Trainings, data: str, num_clients: int, folder: str) -> dict[str, Any]:
     """The content of compare.json."""
-    return {"data": data, "clients": clients, "folder": folder, "outcomes": found.rows}
+    return {"data": data, "clients": num_clients, "folder": folder, "outcomes": found.rows}
 
 
 def load_comparison(*runs: str | Path) -> Comparison:
-    """The comparison of finished runs, from their folders, or from folders that hold some, as `coterie compare` leaves.
+    """Compare finished runs, given by their folders or by folders of runs such as those of `coterie compare`.
 
-    All runs must have the same data, or partitions drawn alike.
+    All runs must have the same data, or partitions drawn by the same rule.
     """
     read = open_runs(runs)
     for run in read:

@@ -15,16 +15,16 @@ from coterie.core.errors import CoterieError
 from coterie.federation import History, Summary
 from coterie.federation.history import POINTS, Outcome
 from coterie.runs.describe import fingerprint
-from coterie.runs.disk import read_inside, whole
+from coterie.runs.disk import read_inside, whole, writing
 from coterie.runs.finding import discard_unstarted, load_run
 
-COMMAND = "command.json"  # what was asked
+COMMAND = "command.json"  # the command that began the comparison
 OUTCOMES = "compare.json"  # written last: the comparison is finished
 
 
-def note_command(base: Path, asked: Mapping[str, Any], data: FederatedData) -> None:
+def note_command(base: Path, command: Mapping[str, Any], data: FederatedData) -> None:
     """Make the folder. From then on the comparison can be resumed."""
-    content = {"command": {**asked, "cwd": os.getcwd()}, "data": fingerprint(data)}
+    content = {"command": {**command, "cwd": os.getcwd()}, "data": fingerprint(data)}
     try:
         base.mkdir(parents=True)
         write(base / COMMAND, content)
@@ -38,7 +38,7 @@ def read_command(base: Path) -> dict[str, Any]:
     try:
         command = json.loads(read_inside(base, COMMAND))["command"]
         if not {"methods", "cwd"} <= command.keys():
-            raise ValueError("it does not say what was asked")
+            raise ValueError("it has no command")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CoterieError(f"{base / COMMAND} cannot be read: {error}") from None
     return dict(command)
@@ -46,13 +46,11 @@ def read_command(base: Path) -> dict[str, Any]:
 
 def reopen_comparison(base: Path, length: Mapping[str, Any]) -> None:
     """Turn a finished comparison into an unfinished one whose runs have another length."""
-    try:
+    with writing(base):
         content = json.loads(read_inside(base, COMMAND))
         content["command"] = {k: v for k, v in {**content["command"], **length}.items() if v is not None}
         (base / OUTCOMES).unlink()
         write(base / COMMAND, content)
-    except OSError as error:
-        raise CoterieError(f"{base} cannot be written to: {error.strerror}") from None
 
 
 def write_outcomes(base: Path, table: Mapping[str, Any]) -> None:
@@ -78,7 +76,7 @@ def check_data(base: Path, data: FederatedData) -> None:
 
 
 def is_begun(out: Path) -> bool:
-    """Whether this run can be resumed. The remains of one that was killed before it began are removed."""
+    """Whether this run can be resumed. The folder of one that was killed before it began is removed."""
     discard_unstarted(out)
     return out.exists()
 

@@ -1,4 +1,4 @@
-"""Ctrl-C in runs that have no folder: a run ends after the current round, as if that had been its last."""
+"""Ctrl-C in runs without a folder: the run ends normally after the current round."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ def interruptible(active: bool = True) -> Iterator[Interrupted]:
     if not active:
         yield lambda: 0
         return
-    with stoppable(SAID, [signal.SIGINT]) as asked:
-        yield asked
+    with stoppable(SAID, [signal.SIGINT]) as interrupted:
+        yield interrupted

@@ -10,7 +10,7 @@ from coterie.api.protocols import method_preset, preset
 from coterie.api.settings import check_settings
 from coterie.core.errors import CoterieError
 from coterie.core.method import AnyMethod
-from coterie.core.optimizers import Sgd
+from coterie.core.training import LocalTraining
 from coterie.core.user_code import failure
 from coterie.federation import Safety, Settings
 from coterie.methods import ancestor, checked_class, method_class, method_name, parts
@@ -23,7 +23,7 @@ class About(NamedTuple):
 
     dataset: str
     shape: tuple[int, ...]  # of a sample
-    clients: int
+    num_clients: int
 
 
 class Chosen(NamedTuple):
@@ -38,8 +38,8 @@ class Chosen(NamedTuple):
 def make_method(name: str, **settings: Any) -> AnyMethod:
     """A method by its name, or by the import path package.module:Class.
 
-    settings: fields of the method or of its local training (`Sgd`). `coterie.run` takes fields that are not given here
-    from its protocol, as for a name.
+    settings: fields of the method or of its `LocalTraining`. `coterie.run` takes fields that are not given here from
+    its protocol, as for a name.
 
     >>> make_method("fedpac", align=0.5, lr=0.1).train.lr
     0.1
@@ -47,7 +47,7 @@ def make_method(name: str, **settings: Any) -> AnyMethod:
     name = method_name(name)
     kind, changes = method_class(name), parts(name)[1]
     check_settings(settings, kind, training_only=True)
-    training = {f.name for f in fields(Sgd)}
+    training = {f.name for f in fields(LocalTraining)}
     train = {k: v for k, v in settings.items() if k in training}
     own = changes | {k: v for k, v in settings.items() if k not in training}
     try:
@@ -78,12 +78,14 @@ def resolve(method: AnyMethod, protocol: str, about: About, settings: Mapping[st
                     f"{name} is set twice: {getattr(part, name)} in the method and {given[name]} in this call"
                 )
 
-    def chosen(part: AnyMethod | Sgd, names: list[str]) -> dict[str, Any]:
+    train = method.train.but(**{name: given[name] for name in training if name in given})
+
+    def chosen(part: AnyMethod | LocalTraining, names: list[str]) -> dict[str, Any]:
         left = {name: usual[name] for name in names if name in usual and name not in part.explicit}
         return left | {name: given[name] for name in names if name in given}
 
-    train = replace(method.train, **chosen(method.train, training))
-    return replace(method, train=train, **chosen(method, own))
+    usual_here = chosen(train, [name for name in training if name not in train.tuned])
+    return replace(method, train=replace(train, **usual_here), **chosen(method, own))
 
 
 def federate(settings: Mapping[str, Any], usual: Mapping[str, Any]) -> Settings:

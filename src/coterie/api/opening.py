@@ -1,17 +1,17 @@
-"""The first lines of a run: what was understood of data, network, method and settings. One screen at most."""
+"""The first lines of a run: how data, network, method and settings were interpreted. At most one screen."""
 
 from __future__ import annotations
 
 import typing
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 import torch
 
 from coterie.core.method import AnyMethod
 from coterie.core.model import Model
-from coterie.core.optimizers import Sgd
 from coterie.core.printable import printable
+from coterie.core.training import LocalTraining
 from coterie.core.wrapper import innermost
 from coterie.data import describe_input
 from coterie.data.describe import some
@@ -33,7 +33,7 @@ def data_lines(backend: LocalBackend) -> list[str]:
     counts = torch.bincount(data.train.y, minlength=data.classes).tolist()
     classes = [f"{data.class_names[k] if data.class_names else k}: {n}" for k, n in enumerate(counts)]
     return [
-        f"data: {data.name}, {data.clients} clients{names}, {sum(data.train.sizes)} training samples, "
+        f"data: {data.name}, {data.num_clients} clients{names}, {sum(data.train.sizes)} training samples, "
         f"{sum(data.test.sizes)} test samples",
         *describe_input(data),
         f"classes, with training samples: {some(classes)}",
@@ -42,9 +42,9 @@ def data_lines(backend: LocalBackend) -> list[str]:
 
 def model_lines(model: Model) -> list[str]:
     encoder, head, frozen = map(numbers, (model.start.encoder, model.start.head, model.frozen))
-    told = f"; {frozen:,} frozen numbers, which are not trained and do not travel" if frozen else ", nothing frozen"
+    fixed = f"; {frozen:,} frozen numbers, which are not trained and do not travel" if frozen else ", nothing frozen"
     random = f"; random in training: {model.draws}" if model.draws else ""
-    return [f"network: {encoder:,} numbers in the encoder, {head:,} in the head '{model.head_name}'{told}{random}"]
+    return [f"network: {encoder:,} numbers in the encoder, {head:,} in the head '{model.head_name}'{fixed}{random}"]
 
 
 def method_lines(method: AnyMethod) -> list[str]:
@@ -54,7 +54,7 @@ def method_lines(method: AnyMethod) -> list[str]:
     return [
         f"method: {method.title}{f' with {own}' if own else ''}",
         *([f"messages: {'; '.join(sent)}"] if sent else []),
-        f"local training: {sgd_words(method.train)}",
+        f"local training: {training_words(method.train)}",
     ]
 
 
@@ -67,14 +67,13 @@ def message_fields(method: AnyMethod, function: str, name: str) -> str | None:
     return ", ".join(hint._fields) if hasattr(hint, "_fields") else None
 
 
-def sgd_words(train: Sgd) -> str:
-    parts = [
-        f"SGD, {train.local_epochs} epochs, batch size {train.batch_size}, lr {train.lr:g}, "
-        f"momentum {train.momentum:g}, weight decay {train.weight_decay:g}"
-    ]
+def training_words(train: LocalTraining) -> str:
+    rates = {name.replace("_", " "): value for name, value in asdict(train.rule).items() if value is not False}
+    parts = [f"{train.optimizer}, {train.local_epochs} epochs, batch size {train.batch_size}"]
+    parts += [name if value is True else f"{name} {value:g}" for name, value in rates.items()]
     parts += [f"gradients clipped at {train.clip_gradient:g}"] if train.clip_gradient else []
     parts += ["incomplete batches dropped"] if train.drop_last else []
-    parts += ["momentum kept between rounds"] if train.keep_momentum else []
+    parts += ["optimizer state kept between rounds"] if train.keep_momentum else []
     return ", ".join(parts)
 
 

@@ -27,17 +27,17 @@ def accuracies(record: Round) -> str:
     """Such as «personal 88.1 after training 88.6 global 80.2»."""
     names = {"pre": "personal", "post": "after training", "global": "global", "finished": "finished"}
     names |= {"new_pre": "new clients", "new_post": "new clients after training", "new_global": "global on new clients"}
-    shown = [(name, record.accuracy(point)) for point, name in names.items()]
+    shown = [(name, record.score(point)) for point, name in names.items()]
     return "  ".join(f"{name} {100 * value:.1f}" for name, value in shown if value is not None)
 
 
 def round_line(record: Round, seconds: float) -> str:
     """A round of a federation of devices, in a line."""
-    asked, out = len(record.participants), len(record.left_out)
+    selected, out = len(record.participants), len(record.left_out)
     missing = f", without clients {', '.join(map(str, record.left_out))}" if out else ""
     megabytes = f"{record.bytes_down / 1e6:.2f} MB down, {record.bytes_up / 1e6:.2f} MB up"
     return (
-        f"round {record.number}: {asked - out} of {asked} answered{missing}; {accuracies(record)}; {megabytes}; "
+        f"round {record.number}: {selected - out} of {selected} answered{missing}; {accuracies(record)}; {megabytes}; "
         f"{seconds:.0f} s"
     )
 

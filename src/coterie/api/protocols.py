@@ -127,14 +127,14 @@ PROTOCOLS = {  # the first is the default
 }
 
 
-def preset(protocol: str, dataset: str, shape: tuple[int, ...] = (), clients: int | None = None) -> Settings:
+def preset(protocol: str, dataset: str, shape: tuple[int, ...] = (), num_clients: int | None = None) -> Settings:
     """Setting -> value in this paper, for this dataset and number of clients.
 
     shape: of a sample, which decides for datasets that the paper does not use.
     """
     chosen = find(protocol)
     found = {**chosen.settings, **chosen.datasets.get(dataset, TABLE if len(shape) == 1 else {})}
-    reached = [n for n in chosen.by_clients if clients is not None and clients >= n]
+    reached = [n for n in chosen.by_clients if num_clients is not None and num_clients >= n]
     return found | (chosen.by_clients[max(reached)] if reached else {})
 
 

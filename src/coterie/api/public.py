@@ -17,7 +17,7 @@ from coterie.api.settings import GROUPS, SETTINGS, merged
 from coterie.core.data import FederatedData
 from coterie.core.method import AnyMethod
 from coterie.core.model import Model
-from coterie.core.optimizers import Sgd
+from coterie.core.training import LocalTraining
 from coterie.execution.choice import Execution
 from coterie.federation import Ending, Round, Safety, Settings
 from coterie.privacy import Protection
@@ -41,8 +41,13 @@ def run(
     # local training
     local_epochs: int | None = None,
     batch_size: int | None = None,
+    optimizer: str | None = None,
     lr: float | None = None,
     momentum: float | None = None,
+    nesterov: bool | None = None,
+    beta1: float | None = None,
+    beta2: float | None = None,
+    eps: float | None = None,
     weight_decay: float | None = None,
     drop_last: bool | None = None,
     clip_gradient: float | None = None,
@@ -71,7 +76,7 @@ def run(
     keys: str | None = None,
     # the same, by group
     settings: Settings | None = None,
-    train: Sgd | None = None,
+    train: LocalTraining | None = None,
     ending: Ending | None = None,
     safety: Safety | None = None,
     protection: Protection | None = None,
@@ -93,7 +98,7 @@ def run(
     """Train a federation, and return its history and a model for every client.
 
     Settings that are not given are those of the protocol's paper, or else the defaults. Give each setting by name, or a
-    whole group of them as a dataclass (`train=coterie.Sgd(lr=0.1)`), not both.
+    whole group of them as a dataclass (`train=coterie.LocalTraining(lr=0.1)`), not both.
 
     Ctrl-C ends the run after the current round. Without `out`, the result of the finished rounds is returned; with
     `out`, the run can be resumed.
@@ -114,10 +119,14 @@ def run(
     evaluate_every: rounds between evaluations; the last round is always evaluated.
     seed: seed of all randomness.
 
-    local_epochs, batch_size, lr, momentum, weight_decay: of local SGD.
+    local_epochs, batch_size: epochs of a round, and samples of a batch.
+    optimizer: "sgd", "adam", "adamw" or "adagrad". The protocol's rates are for sgd; others start from torch's.
+    lr, weight_decay: learning rate, and weight decay.
+    momentum, nesterov: of sgd.
+    beta1, beta2, eps: of adam and adamw; adagrad has eps, too.
     drop_last: skip the last batch of an epoch if it is smaller.
     clip_gradient: largest norm of a gradient; 0: no limit.
-    keep_momentum: keep a client's momentum between rounds.
+    keep_momentum: keep a client's optimizer state between rounds.
 
     until: end when a metric reaches a value, such as "accuracy>0.9".
     patience: end after this many evaluated rounds without better validation accuracy.
@@ -138,8 +147,8 @@ def run(
     encrypt: "ckks": the server adds up weights that it cannot read.
     keys: folder of keys for it. Default: made for the run.
 
-    settings, train, ending, safety, protection, encryption: the groups above as dataclasses (Settings, Sgd, Ending,
-        Safety, Protection, Encryption).
+    settings, train, ending, safety, protection, encryption: the groups above as dataclasses (Settings, LocalTraining,
+        Ending, Safety, Protection, Encryption).
 
     protocol: paper whose settings are the defaults: pac, reg, crc or akd.
     head: name of the network's head. Default: the last layer that runs.
@@ -149,7 +158,7 @@ def run(
     resume: continue the run in `out`; extend it if `rounds` is larger; return its result if it is finished.
     progress: show a progress bar, in terminals and notebooks only.
     watch: called with every Round when it ends.
-    show: called with the first lines, which say how data, network, method and settings were understood.
+    show: called with the first lines, which say how data, network, method and settings were interpreted.
     track: log to tensorboard, wandb or mlflow; needs `out`.
     config: entries to add to config.json in `out`.
     method_settings: hyper-parameters of the method, such as align=0.5 for FedPAC.

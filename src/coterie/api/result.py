@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coterie.analysis.frames import frame
 from coterie.analysis.plots import draw_curves
+from coterie.analysis.tables import frame
 from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
 from coterie.core.names import client_name, client_number
-from coterie.federation.history import POINTS, so_many
+from coterie.core.wrapper import innermost
+from coterie.execution import Backend, LocalBackend
+from coterie.federation.history import POINTS, History, clients_text
 from coterie.federation.trained import TrainedFederation
 from coterie.models.personal import PersonalModel, make_personal_model
 from coterie.models.samples import ModelInfo
+from coterie.runs.checkpoint_files import read_all_records
+from coterie.runs.checksums import RunFiles
 from coterie.runs.describe import portrait
+from coterie.runs.extending import ended_of
 from coterie.runs.folder import Folder
+from coterie.runs.model_files import ModelFiles, client_file, client_form
 from coterie.runs.tables import measures
 
 if TYPE_CHECKING:
@@ -60,7 +66,7 @@ class Result(TrainedFederation):
             for point, split in record.scores:
                 column = point if split == "test" else f"{split}_{point}"
                 row = rows.setdefault(record.number, {"round": record.number})
-                row[column] = record.accuracy(point, split)
+                row[column] = record.score(point, split)
         return frame(list(rows.values()))
 
     @property
@@ -88,9 +94,7 @@ class Result(TrainedFederation):
             if not measured or point.startswith("new_"):
                 continue
             scores = measured[-1].scores[point, "test"]
-            known = {
-                int(c): float(a) for c, a, n in zip(scores.clients, scores.accuracy, scores.total, strict=True) if n
-            }
+            known = {int(c): float(a) for c, a, n in zip(scores.clients, scores.value, scores.total, strict=True) if n}
             for row in rows:
                 row[name] = known.get(row["client"])
         return frame(rows)
@@ -158,7 +162,7 @@ class Result(TrainedFederation):
     def _headline(self) -> str:
         rounds = self.ended.round if self.ended else len(self.history)
         stopped = " (interrupted)" if self.ended and self.ended.reason == "interrupted" else ""
-        clients = f", {so_many(len(self.client_ids))}" if self.data is not None else ""
+        clients = f", {clients_text(len(self.client_ids))}" if self.data is not None else ""
         return (
             f"Result of {self.method.title}{self._on()}{clients}, {rounds} round{'' if rounds == 1 else 's'}{stopped}"
         )
@@ -185,3 +189,19 @@ class Result(TrainedFederation):
         if self.data is None:
             raise CoterieError("the personal models of this federation are on the devices of its clients")
         return self.data
+
+
+def reloaded(path: Path, backend: Backend, privacy: Mapping[str, Any] | None, config: Mapping[str, Any]) -> Result:
+    """The result as `coterie.run` returned it. backend: of the run; nothing is trained."""
+    method, model = innermost(backend.method), replace(backend.model.to("cpu"), precision="fp32")
+    history = History(read_all_records(path / "checkpoint"))
+    history.ended = ended_of(path)
+    server, files = method.server_init(model, backend.census), ModelFiles(RunFiles(path))
+    states, data = backend.states.blank(), backend.data if isinstance(backend, LocalBackend) else None
+    if data is not None:
+        form = client_form(method, model, server, data.shape, data.train.x.dtype)
+        for client in range(backend.num_clients):
+            states[client] = files.filled(client_file(client, backend.num_clients - 1), form)["state"]
+        states.settle()
+    server = files.filled("server.safetensors", server)
+    return Result(method, model, data, server, states, history, privacy=privacy, config=config, folder=path)

@@ -16,8 +16,7 @@ from coterie.api.data import load_clients
 from coterie.api.interrupting import INTERRUPTED, Interrupted, InterruptibleEnding
 from coterie.api.methods import About, choose
 from coterie.api.opening import opening
-from coterie.api.reload import reloaded
-from coterie.api.result import Result
+from coterie.api.result import Result, reloaded
 from coterie.core import tree
 from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
@@ -65,10 +64,10 @@ def execute(
     """Train one federation. `coterie.run` is this with documented settings, a progress bar and Ctrl-C.
 
     watching: called with the method's title and the number of rounds, returns a context whose value sees every round.
-    show: gets the first lines, which say how data, network, method and settings were understood; log.txt has them too.
+    show: gets the first lines, which say how data, network, method and settings were interpreted; log.txt has them too.
     model_args: arguments of the constructor of a model given by name. config: entries to add to config.json.
-    interrupted: asked after every round of a run without `out`, which ends if it returns a signal.
-    settings: fields of Settings, Safety, Ending, Protection, Encryption, Sgd and of the method.
+    interrupted: called after every round of a run without `out`, which ends if it returns a signal.
+    settings: fields of Settings, Safety, Ending, Protection, Encryption, LocalTraining and of the method.
     """
     check_arguments(method, data, model)
     if resume and out is None:
@@ -77,6 +76,8 @@ def execute(
         raise CoterieError("track needs a run folder: pass one as `out`")
     trackers = make_trackers(track) if track else []
     data = data if data is not None else load_clients(protocol=protocol)
+    if not data.task.one_class:
+        raise CoterieError(f"coterie.run trains classifiers; tables and reports do not know {data.task.name} yet")
     if resume and out is not None:
         if not Path(out).is_dir():
             raise CoterieError(f"{out}: no such folder; leave out resume=True to start a run there")
@@ -84,10 +85,10 @@ def execute(
     protection = Protection(**{f.name: settings.pop(f.name) for f in fields(Protection) if f.name in settings})
     encryption = Encryption(**{f.name: settings.pop(f.name) for f in fields(Encryption) if f.name in settings})
     ending = Ending(**{f.name: settings.pop(f.name) for f in fields(Ending) if f.name in settings})
-    about = About(data.name, data.shape, data.clients)
+    about = About(data.name, data.shape, data.num_clients)
     method, federation, safety, usual_model = choose(method, protocol, about, settings)
     if encryption.encrypt and not encryption.keys:
-        safety = replace(safety, checkpoint_every=0)  # unreadable later: the keys end with this process
+        safety = replace(safety, checkpoint_every=0)  # unreadable later: the keys are not stored
     name = None  # by which the network can be built again
     if not isinstance(model, Model):
         network = model if model is not None else usual_model
@@ -99,19 +100,19 @@ def execute(
     )
     new = strangers.train.sizes if strangers else ()
     privacy = guarantee(protection, method, model, federation, known.train.x[:1], known.train.sizes, new)
-    method = protection.around(method, model, federation.joining(known.clients), federation.seed)
+    method = protection.around(method, model, federation.joining(known.num_clients), federation.seed)
     method = encryption.around(method)
     placed = place(method, model, known, federation.seed, how)
-    nearby = replace(how, backend="auto") if how.backend == "ray" else how  # the cluster is taken by those who train
+    nearby = replace(how, backend="auto") if how.backend == "ray" else how  # the training clients occupy the cluster
     newcomers = place(method, model, strangers, federation.seed, nearby) if strangers else None
     try:
-        told = {
+        about_run = {
             **(config or {}),
             "network": {"name": name, "head": head, "args": dict(model_args or {})},
             "execution": asdict(how),
         }
-        told["protection"] = {} if protection == Protection() else {**asdict(protection), "privacy": privacy}
-        told |= encryption.about(method)
+        about_run["protection"] = {} if protection == Protection() else {**asdict(protection), "privacy": privacy}
+        about_run |= encryption.about(method)
         with watching(innermost(method).title, federation.rounds) as shown:
 
             def note(record: Round) -> None:
@@ -119,7 +120,7 @@ def execute(
                 watch(record)
 
             return drive(
-                placed, newcomers, federation, safety, out, resume, note, told, trackers, ending, show,
+                placed, newcomers, federation, safety, out, resume, note, about_run, trackers, ending, show,
                 interrupted=interrupted,
             )  # fmt: skip
     except KeyboardInterrupt as stop:
@@ -182,7 +183,8 @@ def drive(
     about = describe(backend, newcomers, settings, {**config, "ending": asdict(ending)})
     lines = opening(backend, settings)
     if out is None:
-        tell(show, lines)
+        for line in lines:
+            show(line)
         ending = InterruptibleEnding(**asdict(ending), interrupted=interrupted)
         result = train(backend, newcomers, settings, watch, max_left_out=safety.max_left_out, ending=ending)
         if result.ended and result.ended.reason == INTERRUPTED:
@@ -197,7 +199,8 @@ def drive(
         folder.close()
         raise
     folder.note(lines)
-    tell(show, lines)
+    for line in lines:
+        show(line)
     partition = backend.data.partition if isinstance(backend, LocalBackend) else None
     data, counts = about["data"], backend.census.class_counts
     drawn = portrait(data["name"], partition and partition.name, counts, data["class_names"])
@@ -205,7 +208,7 @@ def drive(
     tracking = Tracking(trackers, folder.path, about)
     at_once = failed = False
     try:
-        with stoppable() as asked:
+        with stoppable() as stop_signal:
 
             def restore(server: Any) -> tuple[Any, History]:
                 server, history = checkpoints.restore(server) if resume else (server, History())
@@ -221,15 +224,15 @@ def drive(
                 watch(record)
 
             def between(server: Any, history: History) -> None:
-                stop = asked()
+                stop = stop_signal()
                 checkpoints.after(server, history, now=stop > 0 or (safety.keep_state and history.ended is not None))
                 if backend.elsewhere:
                     checkpoints.settle()  # devices keep the state of the last rounds only
                 if stop:
                     checkpoints.close()
-                    goes_on = f"continues after round {checkpoints.saved}" if checkpoints.saved else "restarts it"
+                    then = f"continues after round {checkpoints.saved}" if checkpoints.saved else "restarts it"
                     again = "the same command with --resume" if backend.elsewhere else f"`coterie resume {folder.path}`"
-                    raise Stopped(f"stopped after round {len(history)}; {again} {goes_on}", stop)
+                    raise Stopped(f"stopped after round {len(history)}; {again} {then}", stop)
 
             result = train(
                 backend, newcomers, settings, note, restore=restore, between=between,
@@ -239,16 +242,16 @@ def drive(
             folder.finish(result)
             tracking.end(summarise(result))
             checkpoints.seal(result.history, safety.keep_state and not backend.elsewhere)
-            if stop := asked():
+            if stop := stop_signal():
                 raise Stopped(f"the run in {folder.path} had reached its end, and is finished", stop)
             return result
     except CoterieError as error:
         failed = True
         checkpoints.close()
         kept = f"; the checkpoint of round {checkpoints.saved} is kept" if checkpoints.saved else ""
-        told = CoterieError(f"{error}{kept}")
-        told.__notes__ = getattr(error, "__notes__", [])
-        raise told from None
+        explained = CoterieError(f"{error}{kept}")
+        explained.__notes__ = getattr(error, "__notes__", [])
+        raise explained from None
     except KeyboardInterrupt as stop:
         at_once = not isinstance(stop, Stopped)
         raise
@@ -261,11 +264,6 @@ def drive(
         folder.close()
         if failed and not resume and not folder.records:
             folder.remove()  # nothing to resume: leave the name free for another attempt
-
-
-def tell(show: Callable[[str], None], lines: Sequence[str]) -> None:
-    for line in lines:
-        show(line)
 
 
 def train(

@@ -1,4 +1,4 @@
-"""All settings by name: what takes each of them, and which one a wrong name was meant to be."""
+"""All settings by name: where each belongs, and the closest match of a wrong name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from coterie.api.data import DataSettings
 from coterie.core.errors import CoterieError
 from coterie.core.explicit import Explicit
 from coterie.core.method import AnyMethod
-from coterie.core.optimizers import Sgd
+from coterie.core.training import LocalTraining
 from coterie.execution.choice import Execution
 from coterie.federation import Ending, Safety, Settings
 from coterie.methods import METHODS
@@ -20,7 +20,7 @@ from coterie.privacy.encryption import Encryption
 
 GROUPS: dict[str, Any] = {  # settings of coterie.run that can be given whole, by parameter
     "settings": Settings,
-    "train": Sgd,
+    "train": LocalTraining,
     "ending": Ending,
     "safety": Safety,
     "protection": Protection,
@@ -57,7 +57,7 @@ def check_settings(given: Iterable[str], method: type[AnyMethod], training_only:
 
     training_only: only settings of the method and of local training count, as where a method is made.
     """
-    fitting = names(method, Sgd) | (set() if training_only else names(*RUN))
+    fitting = names(method, LocalTraining) | (set() if training_only else names(*RUN))
     for name in given:
         if name not in fitting:
             raise CoterieError(reason(name, fitting, method.title))
@@ -77,7 +77,7 @@ def reason(name: str, fitting: set[str], title: str) -> str:
 
 
 def nearest(word: str, fitting: list[str], others: list[str]) -> list[str]:
-    """What a wrong name was meant to be: a name that fits here before others, a part of it before a similar word."""
+    """The closest matches of a wrong name: names that fit here first, and parts of names before similar words."""
     return (
         difflib.get_close_matches(word, fitting, n=1, cutoff=0.8)
         or [name for name in fitting if word in name.split("_")][:3]
@@ -86,7 +86,7 @@ def nearest(word: str, fitting: list[str], others: list[str]) -> list[str]:
 
 
 def elsewhere(title: str) -> dict[str, str]:
-    """Setting -> what it is and where to give it, for settings of something else than this method."""
+    """Setting -> what it is and where to give it, for settings that are not of this method."""
     found: dict[str, str] = {}
     owners: dict[str, list[str]] = {}
     for kind in METHODS.values():

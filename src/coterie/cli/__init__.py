@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin take the core from those that work
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads would take cores from working ones
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -88,7 +88,7 @@ def check_current_folder() -> None:
 
 
 def make_parser(argv: list[str]) -> argparse.ArgumentParser:
-    from coterie.cli import deploy, keys, lists, papers, personal, report, resume, table, train, tune
+    from coterie.cli import deploy, lists, papers, personal, report, resume, train, tune
     from coterie.core.version import VERSION
 
     parser = argparse.ArgumentParser(
@@ -108,10 +108,10 @@ def make_parser(argv: list[str]) -> argparse.ArgumentParser:
 
     groups = {
         "train": (train, resume, tune),
-        "inspect": (lists, report, table),
+        "inspect": (lists, report),
         "use models": (personal,),
         "papers": (papers,),
-        "deploy": (deploy, keys),
+        "deploy": (deploy,),
     }
     lines = []
     for title, modules in groups.items():

@@ -1,4 +1,4 @@
-"""Commands for federations of real machines: serve, join, certs, flower."""
+"""Commands for federations of real machines: serve, join, certs, flower, keys."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from coterie.cli.flags import (
     asked_for,
     given,
     model_args,
+    run_settings,
 )
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def add_commands(command: MakeCommand, argv: list[str]) -> None:
     flower = command("flower", do_flower, "write an app that runs a method on Flower, with `flwr run`")
     flower.add_argument("folder", metavar="FOLDER", help="a new folder for the app")
     flower.add_argument("method", metavar="METHOD", help=METHOD_HELP)
+    keys = command("keys", do_keys, "make the pair of keys that encrypted training needs")
+    keys.add_argument("folder", metavar="FOLDER", help="folder for secret.ckks and public.ckks")
     if asked_for(argv, "serve"):
         add_serve_flags(serve, argv[1:])
     if asked_for(argv, "flower"):
@@ -62,9 +65,9 @@ def add_flower_flags(parser: argparse.ArgumentParser, argv: list[str]) -> None:
     from coterie.api import DataSettings
     from coterie.api.protocols import presets
     from coterie.cli.train import add_method_flags
-    from coterie.core.optimizers import Sgd
+    from coterie.core.training import LocalTraining
+    from coterie.deploy.pending import Timeouts
     from coterie.deploy.server import Service
-    from coterie.deploy.timeouts import Timeouts
     from coterie.federation import Safety, Settings
     from coterie.privacy import Protection
     from coterie.privacy.encryption import Encryption
@@ -81,8 +84,8 @@ def add_flower_flags(parser: argparse.ArgumentParser, argv: list[str]) -> None:
         "--protocol", default="pac", help="paper whose settings are the defaults: pac, reg, crc or akd; default: pac"
     )
     add_flags(parser, "service", Service)  # no presets: its number of clients is not the protocol's
-    for title, kind in (("timeouts", Timeouts), ("local training", Sgd), ("federation", Settings), ("safety", Safety),
-                        ("protection", Protection), ("encryption", Encryption)):  # fmt: skip
+    groups = {"timeouts": Timeouts, "local training": LocalTraining, "federation": Settings, "safety": Safety}
+    for title, kind in {**groups, "protection": Protection, "encryption": Encryption}.items():
         add_flags(parser, title, kind, presets=presets(DataSettings.dataset))
     add_method_flags(parser, argv)
 
@@ -130,22 +133,16 @@ def add_join_flags(parser: argparse.ArgumentParser) -> None:
 
 def do_serve(chosen: argparse.Namespace) -> None:
     from coterie.analysis.outcomes import title
-    from coterie.api import make_method
     from coterie.api.progress import round_line
     from coterie.cli.training import live_page
-    from coterie.core.optimizers import Sgd
+    from coterie.deploy.pending import Timeouts
     from coterie.deploy.server import Service, serve
-    from coterie.deploy.timeouts import Timeouts
     from coterie.deploy.transports.mqtt import Broker
-    from coterie.federation import Safety, Settings
-    from coterie.federation.history import so_many, worst_tenth
-    from coterie.privacy import Protection
-    from coterie.privacy.encryption import Encryption
+    from coterie.federation import Settings
+    from coterie.federation.history import worst_tenth_text
     from coterie.runs.finding import new_folder
 
-    kind = type(make_method(chosen.method))
-    parts = (Sgd, Settings, Safety, Protection, Encryption, kind)
-    settings = {n: v for part in parts for n, v in given(chosen, part).items()}
+    settings = run_settings(chosen, chosen.method)
     quiet = hasattr(chosen, "json")
     out = Path(getattr(chosen, "out", None) or new_folder(f"{chosen.method}-served"))
     show = (lambda line: None) if quiet else say
@@ -184,7 +181,7 @@ def do_serve(chosen: argparse.Namespace) -> None:
         if math.isnan(outcome["mean"]):
             say(f"{outcome['name']}: no device sent scores; with --dp sample, devices need --tell-scores")
             continue
-        few = so_many(worst_tenth(outcome["clients"]))
+        few = worst_tenth_text([outcome["clients"]])
         mean, worst = 100 * outcome["mean"], 100 * outcome["worst10"]
         say(f"{outcome['name']}: {mean:.2f} (mean over clients), worst 10 % ({few}) {worst:.2f}")
     show(f"Results are in {out}; the clients' models are on their devices")
@@ -239,3 +236,11 @@ def do_certs(chosen: argparse.Namespace) -> None:
         Path(chosen.folder), chosen.devices, chosen.host, chosen.port, chosen.days, chosen.name
     ):
         print(os.path.relpath(path) if not Path(chosen.folder).is_absolute() else path)
+
+
+def do_keys(chosen: argparse.Namespace) -> None:
+    from coterie.privacy.keys import PUBLIC, SECRET, make_keys
+
+    make_keys(chosen.folder)
+    print(f"{chosen.folder}/{SECRET}: give it to the clients only: it decrypts all their models")
+    print(f"{chosen.folder}/{PUBLIC}: for the server")

@@ -136,6 +136,15 @@ def given(chosen: argparse.Namespace, kind: type) -> dict[str, Any]:
     return {name: value for name, value in vars(chosen).items() if name in names}
 
 
+def run_settings(chosen: argparse.Namespace, method: str) -> dict[str, Any]:
+    """The settings of `coterie.run` that flags set, including those of this method."""
+    from coterie.api import make_method
+    from coterie.api.settings import GROUPS
+
+    kinds = (*GROUPS.values(), type(make_method(method)))
+    return {name: value for kind in kinds for name, value in given(chosen, kind).items()}
+
+
 def add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="FOLDER", help="a new folder for the run; default: runs/TIME-METHOD-DATASET")
     parser.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else")

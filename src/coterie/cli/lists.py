@@ -132,7 +132,7 @@ def do_export(chosen: argparse.Namespace) -> None:
 
     data = load_clients(**given(chosen, DataSettings))
     written = export_clients(data, Path(chosen.folder))
-    print(f"{data.clients} clients, {len(written)} files in {chosen.folder}, such as {written[0]}")
+    print(f"{data.num_clients} clients, {len(written)} files in {chosen.folder}, such as {written[0]}")
 
 
 def do_pictures(chosen: argparse.Namespace) -> None:

@@ -154,8 +154,8 @@ def do_evaluate(chosen: argparse.Namespace) -> None:
     data, folder = getattr(chosen, "data", None), getattr(chosen, "data_dir", None)
     found = evaluate(run, clients, data, folder, reading_of(chosen))
     if hasattr(chosen, "json"):
-        told = [{"name": run.client_name(e.client), **e.as_dict()} for e in found]
-        print(json.dumps({"classes": run.class_names, "clients": told}, indent=2))
+        clients_found = [{"name": run.client_name(e.client), **e.as_dict()} for e in found]
+        print(json.dumps({"classes": run.class_names, "clients": clients_found}, indent=2))
         return
     tested = [e.accuracy for e in found if e.accuracy is not None]
     mean = f"mean over clients: {percent(sum(tested) / len(tested))}; {INTERVAL}" if tested else ""
@@ -203,7 +203,7 @@ def do_adapt(chosen: argparse.Namespace) -> None:
     run = run_of(chosen)
     out = getattr(chosen, "out", None) or f"{run.path}-{Path(chosen.data).stem}"
     record = adapt(run, chosen.data, out, getattr(chosen, "epochs", None), reading_of(chosen))
-    before, after = record.accuracy("new_pre"), record.accuracy("new_post")
+    before, after = record.score("new_pre"), record.score("new_post")
     if hasattr(chosen, "json"):
         print(json.dumps({"folder": str(out), "before": before, "after": after}, indent=2))
         return

@@ -1,4 +1,4 @@
-"""The command that began a run, read from its folder. A folder from elsewhere may contain any command."""
+"""The command that began a run, read from its folder. A folder from an untrusted source may contain any command."""
 
 from __future__ import annotations
 
@@ -21,56 +21,57 @@ def recalled(command: dict[str, Any], chosen: argparse.Namespace, run: Path) -> 
     have ended the run are dropped if --rounds is given.
     """
     left_out = (*NOT_KEPT, *(CONDITIONS if hasattr(chosen, "rounds") else ()))
-    told = {name: tuples(value) for name, value in command.items() if name not in left_out and value is not None}
-    check_words(told, run)
-    check_trust(told, chosen, run)
+    flags = {name: tuples(value) for name, value in command.items() if name not in left_out and value is not None}
+    check_types(flags, run)
+    check_trust(flags, chosen, run)
     for name in PATHS:
-        told |= {name: placed(name, told[name], told["cwd"])} if isinstance(told.get(name), str) else {}
-    return argparse.Namespace(**told | vars(chosen))
+        flags |= {name: placed(name, flags[name], flags["cwd"])} if isinstance(flags.get(name), str) else {}
+    return argparse.Namespace(**flags | vars(chosen))
 
 
-def check_words(told: dict[str, Any], run: Path) -> None:
+def check_types(flags: dict[str, Any], run: Path) -> None:
     """Raise an error for a damaged or forged command, before anything uses it."""
     from coterie.core.errors import CoterieError
 
     texts = ("cwd", "method", "model", "head", "protocol", "track", "until", *PATHS, "ray_address")
-    wrong = [name for name in texts if not isinstance(told.get(name), str | None)]
-    wrong += [name for name in ("seed", "seeds", "rounds", "patience") if type(told.get(name, 0)) is not int]
-    arguments = told.get("model_args", ())
+    wrong = [name for name in texts if not isinstance(flags.get(name), str | None)]
+    wrong += [name for name in ("seed", "seeds", "rounds", "patience") if type(flags.get(name, 0)) is not int]
+    arguments = flags.get("model_args", ())
     if not isinstance(arguments, tuple) or not all(
         isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) for pair in arguments
     ):
         wrong.append("model_args")
-    methods = told.get("methods", ())
+    methods = flags.get("methods", ())
     if not isinstance(methods, tuple) or not all(isinstance(method, str) for method in methods):
         wrong.append("methods")
     for name in wrong:
-        raise CoterieError(f"{run}: the command that began it is damaged: {name} is {told[name]!r:.60}")
+        raise CoterieError(f"{run}: the command that began it is damaged: {name} is {flags[name]!r:.60}")
 
 
-def check_trust(told: dict[str, Any], chosen: argparse.Namespace, run: Path) -> None:
+def check_trust(flags: dict[str, Any], chosen: argparse.Namespace, run: Path) -> None:
     from coterie.core.errors import CoterieError
     from coterie.core.importing import is_code, trusted, untrusted
 
-    trust, model = hasattr(chosen, "trust_code"), told.get("model")
-    methods = [told.get("method"), *told.get("methods", ())]
+    trust, model = hasattr(chosen, "trust_code"), flags.get("model")
+    methods = [flags.get("method"), *flags.get("methods", ())]
     named = [("model", model), *(("method", method) for method in methods)]
     for what, name in [(what, name) for what, name in named if is_code(name) and getattr(chosen, what, None) != name]:
         if not trust:
             raise untrusted(run, f"--{what}", name)
-        trusted(what, name, told)
+        trusted(what, name, flags)
     if hasattr(chosen, "model") and chosen.model != model:
         raise CoterieError(f"{run} began with {f'--model {model}' if model else 'no --model'}, not {chosen.model}")
     if hasattr(chosen, "method") and chosen.method not in methods:
         raise CoterieError(f"{run} began with the method {methods[0] or ', '.join(methods[1:])}, not {chosen.method}")
     for name in ELSEWHERE:
-        if told.get(name) is not None and not trust and not hasattr(chosen, name):
-            flag = f"--{name.replace('_', '-')} {told[name]}"
+        if flags.get(name) is not None and not trust and not hasattr(chosen, name):
+            flag = f"--{name.replace('_', '-')} {flags[name]}"
             raise CoterieError(f"{run} uses {flag}, which is outside the folder: pass it again if you trust it")
 
 
 def placed(name: str, value: str, folder: Any) -> str:
     """A path relative to this folder as an absolute one; names of datasets and rules are unchanged."""
+    from coterie.data.datasets import is_known
     from coterie.data.user import is_path
 
     path = os.path.join(str(folder), value)
@@ -79,12 +80,6 @@ def placed(name: str, value: str, folder: Any) -> str:
     if (name == "partition" and not value.endswith(".npz")) or value.startswith("~"):
         return value
     return path
-
-
-def is_known(name: str) -> bool:
-    from coterie.data.datasets import is_known
-
-    return is_known(name)
 
 
 def tuples(value: Any) -> Any:

@@ -66,7 +66,7 @@ def do_resume(chosen: argparse.Namespace) -> None:
         )
     again = recalled(command, chosen, run)
     if not to_do(run, again):
-        print(f"{chosen.run} is finished{why_ended(run)}; it has as many rounds", file=sys.stderr)
+        print(f"{chosen.run} is finished{why_ended(run)}; it has that many rounds already", file=sys.stderr)
         return
     resume_run(run, again)
 
@@ -83,8 +83,8 @@ def resume_run(run: Path, again: argparse.Namespace) -> None:
             return train_one(again, entrant, seed, data, run, page, True, set())
 
         found = train_all([entrant], [again.seed], train, lambda *_: run, vars(again))
-    table = as_table(found, data.name, data.clients, str(again.run))
-    show(again, table, Comparison(found.rows, data.name, data.clients, entrant.title, found.curves))
+    table = as_table(found, data.name, data.num_clients, str(again.run))
+    show(again, table, Comparison(found.rows, data.name, data.num_clients, entrant.title, found.curves))
 
 
 def resume_comparison(base: Path, chosen: argparse.Namespace) -> None:
@@ -100,16 +100,16 @@ def resume_comparison(base: Path, chosen: argparse.Namespace) -> None:
     train_all(again, again.methods, seeds=getattr(again, "seeds", 1), begun=base)
 
 
-def to_do(run: Path, asked: argparse.Namespace) -> bool:
-    """Whether a run has rounds left for what is asked."""
+def to_do(run: Path, chosen: argparse.Namespace) -> bool:
+    """Whether a run has rounds left under these flags."""
     from coterie.federation import Ending
     from coterie.runs.extending import remains
 
-    return remains(run, getattr(asked, "rounds", None), Ending(**given(asked, Ending)))
+    return remains(run, getattr(chosen, "rounds", None), Ending(**given(chosen, Ending)))
 
 
 def is_finished(run: Path) -> bool:
-    """Whether the run ended, and not by its time, after which it continues."""
+    """Whether the run ended for good; one that reached its time limit continues."""
     from coterie.runs.extending import ended_of
 
     ended = ended_of(run)

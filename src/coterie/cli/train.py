@@ -47,11 +47,13 @@ def add_run_flags(parser: argparse.ArgumentParser, argv: list[str]) -> None:
         add_method_flags(parser, argv)
 
 
-def add_setting_flags(parser: argparse.ArgumentParser, leave_out: Collection[str] = ()) -> None:
-    """Flags of model, data, training, federation, safety and execution."""
+def add_setting_flags(
+    parser: argparse.ArgumentParser, leave_out: Collection[str] = (), protections: bool = True
+) -> None:
+    """Flags of model, data, training, federation, safety, protections and execution."""
     from coterie.api import DataSettings, Execution
     from coterie.api.protocols import presets
-    from coterie.core.optimizers import Sgd
+    from coterie.core.training import LocalTraining
     from coterie.federation import Safety, Settings
     from coterie.privacy import Protection
     from coterie.privacy.encryption import Encryption
@@ -64,11 +66,10 @@ def add_setting_flags(parser: argparse.ArgumentParser, leave_out: Collection[str
     parser.add_argument("--head", metavar="NAME", help="name of the model's head; default: the last layer that runs")
     for title, kind in (
         ("data", DataSettings),
-        ("local training", Sgd),
+        ("local training", LocalTraining),
         ("federation", Settings),
         ("safety", Safety),
-        ("protection", Protection),
-        ("encryption", Encryption),
+        *((("protection", Protection), ("encryption", Encryption)) if protections else ()),
         ("execution", Execution),
     ):
         add_flags(parser, title, kind, leave_out, presets(DataSettings.dataset))

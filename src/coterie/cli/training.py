@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coterie.cli.flags import given, model_args
+from coterie.cli.flags import given, model_args, run_settings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,7 +53,7 @@ def train_all(chosen: argparse.Namespace, methods: Sequence[str], seeds: int, be
     if begun:
         check_data(base, data)
     elif many:
-        note_command(base, asked(chosen), data)
+        note_command(base, command_of(chosen), data)
 
     shown: set[str] = set()  # first lines of runs
 
@@ -75,10 +75,10 @@ def train_all(chosen: argparse.Namespace, methods: Sequence[str], seeds: int, be
     except Stopped as stop:
         more = f"; `coterie resume {base}` continues the whole comparison" if many else ""
         raise Stopped(f"{stop}{more}", stop.signal) from None
-    table = core.as_table(found, data.name, data.clients, getattr(chosen, "run", str(base)))
+    table = core.as_table(found, data.name, data.num_clients, getattr(chosen, "run", str(base)))
     if many:
         write_outcomes(base, table)
-    show(chosen, table, Comparison(found.rows, data.name, data.clients, against, found.curves))
+    show(chosen, table, Comparison(found.rows, data.name, data.num_clients, against, found.curves))
 
 
 def train_one(
@@ -92,15 +92,9 @@ def train_one(
     shown: set[str],
 ) -> Result:
     """One run in its folder. shown: first lines of runs that were printed before, which are not repeated."""
-    from coterie.api import Execution, execute, make_method
+    from coterie.api import Execution, execute
     from coterie.api.progress import first_lines
-    from coterie.core.optimizers import Sgd
-    from coterie.federation import Ending, Safety, Settings
-    from coterie.privacy import Protection
-    from coterie.privacy.encryption import Encryption
 
-    kinds = (Sgd, Settings, Safety, Ending, Protection, Encryption, type(make_method(entrant.name)))
-    settings = {name: value for kind in kinds for name, value in given(chosen, kind).items()}
     planned = 0
 
     def watching(_: str, rounds: int) -> Any:
@@ -121,8 +115,8 @@ def train_one(
         head=getattr(chosen, "head", None),
         model_args=model_args(chosen),
         protocol=getattr(chosen, "protocol", "pac"),
-        config={"command": {**asked(chosen), "method": entrant.name, "seed": seed, "cwd": os.getcwd()}},
-        **settings | {"seed": seed},
+        config={"command": {**command_of(chosen), "method": entrant.name, "seed": seed, "cwd": os.getcwd()}},
+        **run_settings(chosen, entrant.name) | {"seed": seed},
     )
     if result.ended and result.ended.told and not is_machine_readable(chosen):
         print(f"{entrant.title} ended after round {result.ended.round} of {planned} by {in_flags(result.ended)}")
@@ -146,7 +140,7 @@ def watched(title: str, rounds: int, seed: int, on: Console | None, page: Any) -
         yield note
 
 
-def asked(chosen: argparse.Namespace) -> dict[str, Any]:
+def command_of(chosen: argparse.Namespace) -> dict[str, Any]:
     """The command, as it is kept in run folders."""
     return {name: value for name, value in vars(chosen).items() if name != "act"}
 
@@ -157,7 +151,7 @@ def is_machine_readable(chosen: argparse.Namespace) -> bool:
 
 
 def progress_on(chosen: argparse.Namespace) -> Console | None:
-    """Where progress goes: stdout; stderr where stdout has tables in another format; nowhere with --json."""
+    """Where progress goes: stdout; stderr where stdout has tables in another format; none with --json."""
     from coterie.analysis.terminal import console
     from coterie.api.progress import errors
 
@@ -167,7 +161,7 @@ def progress_on(chosen: argparse.Namespace) -> Console | None:
 
 
 def live_page(chosen: argparse.Namespace) -> contextlib.AbstractContextManager[Any]:
-    """The page that --watch asks for, or None."""
+    """The live page of --watch, or None."""
     if not hasattr(chosen, "watch"):
         return contextlib.nullcontext()
     from coterie.report.live import LivePage
@@ -178,7 +172,7 @@ def live_page(chosen: argparse.Namespace) -> contextlib.AbstractContextManager[A
 
 
 def in_flags(ended: Ended) -> str:
-    """Why a run ended, as the flag that asked for it."""
+    """Why a run ended, with the flag that ended it."""
     return f"--{ended.reason.replace('_', '-')}: {ended.told}"
 
 
@@ -194,7 +188,7 @@ def in_words(method: str, privacy: Mapping[str, Any]) -> str:
 
 
 def show(chosen: argparse.Namespace, table: Mapping[str, Any], comparison: Comparison) -> None:
-    """Print the outcomes as JSON, or as tables in the format that was asked for."""
+    """Print the outcomes as JSON, or as tables in the requested format."""
     from coterie.analysis import tables
     from coterie.analysis.terminal import console
 

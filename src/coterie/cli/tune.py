@@ -24,7 +24,7 @@ def add_commands(command: MakeCommand, argv: list[str]) -> None:
     tune.add_argument("method", metavar="METHOD", nargs="?", help=METHOD_HELP)
     if asked_for(argv, "tune"):
         add_tune_flags(tune)
-        add_setting_flags(tune, leave_out=("validation",))
+        add_setting_flags(tune, leave_out=("validation",), protections=False)  # trials are not protected
         add_method_flags(tune, argv[1:])
 
 
@@ -148,16 +148,18 @@ def over(words: list[str]) -> dict[str, str]:
 
 def settings_of(chosen: argparse.Namespace, method: type) -> dict[str, Any]:
     """The settings of coterie.run among the flags."""
-    from coterie.core.optimizers import Sgd
+    from coterie.core.training import LocalTraining
     from coterie.federation import Safety, Settings
 
-    return {name: value for part in (Sgd, Settings, Safety, method) for name, value in given(chosen, part).items()}
+    return {
+        name: value for part in (LocalTraining, Settings, Safety, method) for name, value in given(chosen, part).items()
+    }
 
 
 def command_line(chosen: argparse.Namespace, tuned: Tuned) -> str:
     """The command `coterie run` with the best setting and all other flags."""
     from coterie.api import DataSettings, Execution, make_method, method_name
-    from coterie.core.optimizers import Sgd
+    from coterie.core.training import LocalTraining
     from coterie.federation import Safety, Settings
 
     name = method_name(chosen.method)
@@ -165,5 +167,5 @@ def command_line(chosen: argparse.Namespace, tuned: Tuned) -> str:
     named = [f"--{flag}={settings[flag]}" for flag in ("model", "head") if flag in settings]
     arguments = [f"{name}={value}" for name, value in model_args(chosen).items()]
     named += ["--model-args", *arguments] if arguments else []
-    kinds = (DataSettings, Sgd, Settings, Safety, Execution, type(make_method(name)))
+    kinds = (DataSettings, LocalTraining, Settings, Safety, Execution, type(make_method(name)))
     return shlex.join(["coterie", "run", name, *named, *(flag for kind in kinds for flag in as_typed(kind, settings))])

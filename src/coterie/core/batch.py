@@ -12,7 +12,6 @@ from torch import Tensor
 
 from coterie.core import ops, padding, random, tree
 from coterie.core.data import Transform
-from coterie.core.losses import cross_entropy
 from coterie.core.model import Model, Weights
 from coterie.core.tree import Tree
 
@@ -23,7 +22,7 @@ TEST_BATCH = 128  # samples of a forward pass without training
 
 class Batch(NamedTuple):
     x: Tensor  # (B, ...) raw, augmented
-    y: Tensor  # (B,)
+    y: Tensor  # (B, ...) labels; (B,) for classes
     sample: Tensor  # (B,) indices of these samples in the client's data
     real: Tensor | None = None  # (B,) False where a sample is padding; None: all are real
     partial: bool = True  # whether an incomplete batch counts
@@ -94,10 +93,10 @@ class Data:
     """What one client holds, in one round."""
 
     x: Tensor  # (n, ...) raw samples
-    y: Tensor  # (n,)
+    y: Tensor  # (n, ...) labels; (n,) for classes
     key: Tensor  # () random key of this client in this round
     rate: Tensor  # () factor on the learning rate in this round
-    classes: int
+    classes: int  # K, if every sample has one class; otherwise 0
     transform: Transform
     real: Tensor | None = None  # (n,) False where a sample is padding; None: all are real
     alone: bool = False  # computed alone, not stacked with other clients
@@ -113,6 +112,8 @@ class Data:
     @property
     def counts(self) -> Tensor:
         """(K,) samples of every class."""
+        if not self.classes:
+            return self.rate.new_zeros(0)
         member = F.one_hot(self.y, self.classes)
         if self.real is not None:
             member = member * self.real[:, None]
@@ -162,9 +163,9 @@ def features(model: Model, encoder: Tree, data: Data, epoch: int = 0) -> Tensor:
 
 
 def sample_losses(model: Model, weights: Weights, data: Data) -> Tensor:
-    """(n,) cross entropy of all samples, without augmentation."""
+    """(n,) the loss of every sample, without augmentation."""
     plain = replace(data, transform=Transform())
-    return plain.in_parts(lambda batch: cross_entropy(model(weights, batch.x), batch.y))
+    return plain.in_parts(lambda batch: model.loss(model(weights, batch.x), batch))
 
 
 def each(one: Callable[..., P], rows: tuple[Any, ...], data: Data) -> P:

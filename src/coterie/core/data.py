@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.core.errors import shortened
+from coterie.core.errors import CoterieError, shortened
+from coterie.core.task import Classification, Task
 
 VALUE, MISSING = -1, -2  # kinds of network inputs from a column: its value, whether it is missing; others: a category
 
@@ -21,7 +22,7 @@ class Split:
     """One split (train, test or validation) of every client."""
 
     x: Tensor  # (N, ...) raw: uint8 images (N, C, H, W), float features (N, F), int64 tokens (N, T)
-    y: Tensor  # (N,) int64
+    y: Tensor  # (N, ...) labels of the task; (N,) int64 for classes
     sizes: tuple[int, ...]  # samples of client 0, 1, ..., which sum to N
     group: Tensor | None = None  # (N,) int64: samples of one group (patient, recording) stay on one side of a split
 
@@ -54,6 +55,8 @@ class Split:
     def class_counts(self, classes: int) -> Tensor:
         """(m, K) samples of every class on every client."""
         counts = torch.zeros(len(self.sizes), classes, dtype=torch.int64)
+        if not classes:
+            return counts
         return counts.index_put_((self.owners(), self.y), torch.tensor(1), accumulate=True)
 
     def __repr__(self) -> str:
@@ -122,7 +125,7 @@ class FederatedData:
     """The data of a federation: training and test samples of every client. Client i is row i of every split."""
 
     name: str
-    classes: int
+    classes: int  # K, if every sample has one class; otherwise 0
     train: Split
     test: Split
     validation: Split | None = None
@@ -130,9 +133,16 @@ class FederatedData:
     class_names: tuple[str, ...] = ()
     client_names: tuple[str, ...] = ()  # empty: clients have numbers only
     partition: Any = None  # how samples were assigned to clients, if Coterie did it
+    task: Task = None  # type: ignore[assignment]  # default: classification
+
+    def __post_init__(self) -> None:
+        if self.task is None:
+            object.__setattr__(self, "task", Classification(self.classes))
+        elif self.task.one_class != bool(self.classes):
+            raise CoterieError(f"data for {self.task.name} cannot have {self.classes} classes")
 
     @property
-    def clients(self) -> int:
+    def num_clients(self) -> int:
         return len(self.train.sizes)
 
     def pick(self, clients: Sequence[int]) -> FederatedData:
@@ -147,12 +157,18 @@ class FederatedData:
         """Shape of one sample."""
         return tuple(self.train.x.shape[1:])
 
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        """Shape of one label."""
+        return tuple(self.train.y.shape[1:])
+
     def __repr__(self) -> str:
         held = "" if self.validation is None else f"\n  validation: {self.validation.summary()}"
         named = f" ({shortened(self.client_names)})" if self.client_names else ""
         classes = f" ({shortened(self.class_names)})" if self.class_names else ""
+        goal = f"{self.classes} classes{classes}" if self.classes else f"{self.task.described()}{classes}"
         return (
-            f"FederatedData {self.name}: {self.clients} clients{named}, {self.classes} classes{classes}\n"
+            f"FederatedData {self.name}: {self.num_clients} clients{named}, {goal}\n"
             f"  train: {self.train.summary()}\n"
             f"  test: {self.test.summary()}{held}\n"
             f"  sample: shape {self.shape}, {str(self.train.x.dtype).removeprefix('torch.')}"

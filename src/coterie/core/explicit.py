@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any, Self
 
-from coterie.core.typed import check_types
+from coterie.core.typed import check_fields
 
 
 class Explicit:
@@ -21,7 +21,7 @@ class Explicit:
         made = super().__new__(cls)
         known = [f.name for f in fields(cls) if f.init]  # type: ignore[arg-type]
         passed = dict(zip(known, args, strict=False)) | {name: settings[name] for name in known if name in settings}
-        check_types(cls, passed)
+        check_fields(cls, passed)
         object.__setattr__(made, "_explicit", frozenset(passed))
         return made
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from coterie.core.batch import Data
 from coterie.core.explicit import Explicit
 from coterie.core.model import Model
-from coterie.core.optimizers import Sgd
 from coterie.core.protections import Protections
+from coterie.core.training import LocalTraining
 from coterie.core.tree import Tree
 
 Server = TypeVar("Server")
@@ -36,7 +36,7 @@ class Census(NamedTuple):
 
 @dataclass(frozen=True)
 class Method(Explicit, ABC, Generic[Server, State, Down, Up]):
-    train: Sgd = field(default=Sgd(), metadata={"help": "local training"})
+    train: LocalTraining = field(default=LocalTraining(), metadata={"help": "local training"})
 
     title: ClassVar[str]  # the paper's spelling
     # What a run reports, and at which point it is measured: `pre` (the personal model as downloaded), `post`
@@ -51,6 +51,8 @@ class Method(Explicit, ABC, Generic[Server, State, Down, Up]):
     # has nothing to train (frozen, or without parameters) is refused.
     needs_head: ClassVar[bool] = False
     needs_encoder: ClassVar[bool] = False
+    needs_classes: ClassVar[bool] = False  # True: for classification only, one class per sample
+    needs_sgd: ClassVar[str] = ""  # why local training must be by sgd; empty: any optimizer will do
 
     def __init_subclass__(cls, **options: Any) -> None:
         """A method derived from another reports under its own name: what it does not call itself, its class says."""

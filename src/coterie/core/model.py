@@ -1,4 +1,4 @@
-"""A network as pure functions: encoder x -> z, head z -> logits. Weights are arguments, never attributes."""
+"""A network as pure functions: encoder x -> z, head z -> output. Weights are arguments, never attributes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,13 @@ from coterie.core.data import Transform, is_pixels
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.head import outputs, split_head
 from coterie.core.layers import check_forward, check_layers, copied, frozen_of, is_frozen, weights_of
+from coterie.core.metrics import SummedMetric
 from coterie.core.preprocess import Preprocess
+from coterie.core.task import Classification, Task
 from coterie.core.tree import Live, Tree, apply, fill, flatten
+
+if TYPE_CHECKING:
+    from coterie.core.batch import Batch
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 FROZEN = "frozen."  # prefix of the names of frozen tensors
@@ -39,11 +44,16 @@ class Model:
     head: nn.Module
     start: Weights
     dim: int  # d, length of z
-    classes: int  # K
+    task: Task
     preprocess: Preprocess
     precision: str = "fp32"  # of matrix products: fp32, tf32, or bf16; sums and weights keep their type
     head_name: str = ""  # name of the head in the user's network
     draws: str = ""  # layers that draw random numbers in training, such as dropout; empty: none
+
+    @property
+    def classes(self) -> int:
+        """K; 0 if the task has no classes."""
+        return self.task.classes
 
     @property
     def frozen(self) -> Tree:
@@ -72,7 +82,7 @@ class Model:
         return self.preprocess.mean
 
     def __call__(self, weights: Weights, x: Tensor) -> Tensor:
-        """(B, ...) raw samples -> (B, K) logits."""
+        """(B, ...) raw samples -> (B, K) logits, or other outputs of the task."""
         return self.logits(weights.head, self.features(weights.encoder, x))
 
     def features(self, encoder: Tree, x: Tensor) -> Tensor:
@@ -80,7 +90,12 @@ class Model:
         return self._call(self.encoder, encoder, self.prepare(x))
 
     def logits(self, head: Tree, z: Tensor) -> Tensor:
-        return self._call(self.head, head, z)
+        """(B, d) features -> (B, K) logits, or other outputs of the task, in the units of its labels."""
+        return self.task.scale(self._call(self.head, head, z))
+
+    def loss(self, output: Tensor, batch: Batch) -> Tensor:
+        """(B,) the task's loss of every sample."""
+        return self.task.loss(output, batch.y)
 
     def maps(self, encoder: Tree, x: Tensor) -> tuple[list[Tensor], Tensor]:
         """The output (B, C, H, W) of each block of an nn.Sequential encoder, and the features (B, d).
@@ -120,6 +135,7 @@ class Model:
             head=copied(self.head).to(device, dtype),
             start=apply(move, self.start),
             preprocess=copy.deepcopy(self.preprocess).to(device, dtype),
+            task=copy.deepcopy(self.task).to(device, dtype),
         )
 
     def _call(self, module: nn.Module, weights: Tree, x: Tensor) -> Tensor:
@@ -150,6 +166,11 @@ class Model:
         return not all(map(padding.is_left_out_by, (*self.encoder.modules(), *self.head.modules())))
 
     @property
+    def tests_by_client(self) -> bool:
+        """Whether a client's samples must be evaluated together: for a layer like BatchNorm, or for the metric."""
+        return self.tests_by_batch or not isinstance(self.task.metric, SummedMetric)
+
+    @property
     def tests_by_batch(self) -> bool:
         """Whether samples influence each other in evaluation too: BatchNorm without running statistics."""
         modules = (*self.encoder.modules(), *self.head.modules())
@@ -178,14 +199,16 @@ def set_precision(precision: str, device: torch.device) -> None:
 def make_model(
     network: nn.Module,
     shape: tuple[int, ...],
-    classes: int,
+    task: Task | int,
     transform: Transform | None = None,
     head: str | None = None,
     sample_type: torch.dtype = torch.float32,
+    label: tuple[int, ...] = (),
 ) -> Model:
     """A Model from any network. head: name of its head, if not the one that `split_head` finds.
 
-    shape, sample_type: of one raw sample. Parameters with requires_grad=False are frozen: they are shared by all
+    task: a number stands for classification into so many classes. shape, sample_type: of one raw sample; label: the
+    shape of one label. Parameters with requires_grad=False are frozen: they are shared by all
     clients, never trained and never sent in a round.
     """
     network = _copied(network)
@@ -195,19 +218,23 @@ def make_model(
         what = "has no parameters" if not frozen else "is frozen, all its parameters have requires_grad=False"
         raise CoterieError(f"the model {what}: there is nothing to train")
     preprocess = Preprocess(transform or Transform(), trained[0].dtype)
-    x, expected = _input(network, preprocess, shape, classes, sample_type)
+    task = Classification(task) if isinstance(task, int) else copy.deepcopy(task)
+    x, expected = _input(network, preprocess, shape, sample_type)
+    if not isinstance(expected[0], Tensor) or len(expected[0]) != 2:
+        raise CoterieError(f"the model returns {type(expected[0]).__name__}, it must return a tensor of outputs")
+    task.check_output(tuple(expected[0].shape[1:]), label)
     draws = check_forward(network, x, expected)
     encoder, top, name = split_head(network, x, expected, head)
     start = Weights(weights_of(encoder), weights_of(top))
-    model = Model(encoder, top, start, 0, classes, preprocess, head_name=name, draws=draws)
+    model = Model(encoder, top, start, 0, task.to(dtype=trained[0].dtype), preprocess, head_name=name, draws=draws)
     with torch.no_grad():
         z = model._call(encoder, start.encoder, x)
-    if z.ndim != 2:
+    if z.ndim != 2 and task.one_class:
         raise CoterieError(
             f"the head '{name}' is given features of shape {tuple(z.shape[1:])}, it must be given a vector for each "
             "sample; name another head with head=... or --head"
         )
-    return replace(model, dim=z.shape[1])
+    return replace(model, dim=z.shape[-1])
 
 
 def _copied(network: nn.Module) -> nn.Module:
@@ -223,7 +250,7 @@ def _copied(network: nn.Module) -> nn.Module:
 
 
 def _input(
-    network: nn.Module, preprocess: Preprocess, shape: tuple[int, ...], classes: int, sample_type: torch.dtype
+    network: nn.Module, preprocess: Preprocess, shape: tuple[int, ...], sample_type: torch.dtype
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Random input (2, ...) of a network, and its outputs. Networks that call .view need contiguous samples."""
     raw = torch.zeros(2, *shape, dtype=sample_type)
@@ -235,15 +262,9 @@ def _input(
         preprocess.channels_last = channels_last
         try:
             x = _random(preprocess(raw))
-            expected = outputs(network, x)
+            return x, outputs(network, x)
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
             failure = error
-            continue
-        out = expected[0]
-        if not isinstance(out, Tensor) or out.shape != (2, classes):
-            got = f"outputs of shape {tuple(out.shape[1:])}" if isinstance(out, Tensor) else type(out).__name__
-            raise CoterieError(f"the model returns {got}, it must return one logit for each of {classes} classes")
-        return x, expected
     kind = str(raw.dtype).removeprefix("torch.")
     integers = (
         ""

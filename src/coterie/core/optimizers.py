@@ -1,131 +1,150 @@
-"""Local training by stochastic gradient descent.
+"""Optimizers as pure functions: `init` makes a state, `step` takes weights, gradients and state to the next ones.
 
-`Sgd` trains the tree that it is given. What must stay frozen is not in that tree: close over it. Losses are per sample.
+Each equals its namesake in torch.optim. A state is a dictionary of tensors, so it can be stacked, sent and stored.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from coterie.core import ops, random, tree
-from coterie.core.batch import Batch, Data, Epoch
-from coterie.core.errors import CoterieError
-from coterie.core.explicit import Explicit
-from coterie.core.gradients import Objective, autograd_gradient, functional_gradient
-from coterie.core.steps import fold
-from coterie.core.tree import Live, Tree
+from coterie.core import ops, tree
+from coterie.core.tree import Tree
 
-P = TypeVar("P")  # any tree of weights
+STEPS, FIRST, SECOND = "steps", "first.", "second."  # keys of a state: number of steps, prefixes of moments
 
 
 @dataclass(frozen=True)
-class Sgd(Explicit):
-    """Local training by stochastic gradient descent. `coterie.run` takes fields that are not set from the protocol."""
+class Optimizer(ABC):
+    """An optimizer with its settings."""
 
-    local_epochs: int = field(default=5, metadata={"help": "epochs of local training per round", "short": ("ls",)})
-    batch_size: int = field(default=50, metadata={"help": "samples per batch", "short": ("lbs",)})
-    lr: float = field(default=0.01, metadata={"help": "learning rate"})
-    momentum: float = field(default=0.0, metadata={"help": "momentum of SGD"})
-    weight_decay: float = field(default=0.0, metadata={"help": "weight decay, on all that is trained"})
-    drop_last: bool = field(default=False, metadata={"help": "skip the last batch of an epoch if it is smaller"})
-    clip_gradient: float = field(default=0.0, metadata={"help": "largest norm of a gradient; 0: no limit"})
-    keep_momentum: bool = field(default=False, metadata={"help": "keep a client's momentum from round to round"})
+    lr: float = 0.01
+    weight_decay: float = 0.0
 
-    def __post_init__(self) -> None:
-        for name in ("local_epochs", "batch_size", "lr", "momentum", "weight_decay", "clip_gradient"):
-            low = int(name == "batch_size")
-            if not low <= getattr(self, name) < math.inf:
-                raise CoterieError(f"{name} must be at least {low} and finite, not {getattr(self, name)}")
+    @abstractmethod
+    def init(self, weights: Tree) -> Tree:
+        """The first state; empty if the optimizer has none."""
 
-    def start(self, params: object) -> Tree:
-        """The momentum a client begins with: nothing, unless it is kept from round to round."""
-        if not (self.keep_momentum and self.momentum):
-            return {}
-        return {n: torch.zeros_like(t) for n, t in tree.items(params) if not tree.is_statistic(n)}
+    @abstractmethod
+    def step(
+        self, weights: Tree, gradients: Tree, state: Tree, rate: Tensor, active: Tensor | None = None
+    ) -> tuple[Tree, Tree]:
+        """Weights and state after a step.
 
-    def __call__(self, params: P, loss: Callable[[P, Batch], Tensor], data: Data, momentum: Tree) -> tuple[P, Tree]:
-        """Trained params, and the momentum to keep."""
+        state: empty for the first one. rate: () factor on lr. active: () False where nothing changes; None: it does.
+        """
 
-        def step(carry: tuple[P, Tree], batch: Batch) -> tuple[P, Tree]:
-            return self.step(carry[0], loss, batch, data.rate, carry[1])
 
-        params, momentum = fold((params, momentum), ((step, run) for run in self.runs(data)))
-        return params, momentum if self.keep_momentum else {}
+@dataclass(frozen=True)
+class Sgd(Optimizer):
+    """Stochastic gradient descent with momentum; weight decay is added to the gradient."""
 
-    def runs(self, data: Data) -> Iterator[Epoch]:
-        """Shuffled batches, epoch by epoch."""
-        n = len(data.y) if data.known is None else data.known
-        full, rest = divmod(n, self.batch_size)
-        for epoch in range(self.local_epochs):
-            shuffled = random.shuffle(random.fold(data.key, random.SHUFFLE, epoch), len(data.y), data.real)[:n]
-            drawn = data.batch(shuffled, epoch)._replace(partial=not self.drop_last)
-            if data.known is not None:
-                drawn = drawn._replace(real=None)
-            yield Epoch(drawn, self.batch_size, full, 0 if self.drop_last else rest)
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    def init(self, weights: Tree) -> Tree:
+        return zeros(weights) if self.momentum else {}
 
     def step(
-        self, params: P, loss: Callable[[P, Batch], Tensor], batch: Batch, rate: Tensor, momentum: Tree
-    ) -> tuple[P, Tree]:
-        """One step on one batch: the params after it, and the momentum."""
-        flat = tree.flatten(params)
-        weights = {n: t for n, t in flat.items() if not tree.is_statistic(n)}
-        statistics = {n: t for n, t in flat.items() if tree.is_statistic(n)}
-        slope, written = self.gradient(params, loss, batch, weights, statistics)
-        active = batch.active
-        moved, speed = self._descend(weights, momentum, slope, rate, active)
-        if active is not None:
-            written = tree.where(active, written, statistics)
-        return tree.fill(params, moved | written), speed
-
-    def gradient(
-        self, params: P, loss: Callable[[P, Batch], Tensor], batch: Batch, weights: Tree, statistics: Tree
+        self, weights: Tree, gradients: Tree, state: Tree, rate: Tensor, active: Tensor | None = None
     ) -> tuple[Tree, Tree]:
-        """Of the mean loss, in the weights; and BatchNorm's new statistics."""
-        found = autograd_gradient if batch.alone else functional_gradient
-        return found(objective(params, loss, batch), weights, statistics)
-
-    def _descend(
-        self, weights: Tree, velocity: Tree, slope: Tree, rate: Tensor, active: Tensor | None
-    ) -> tuple[Tree, Tree]:
-        """Weights and velocity after a step; a step of padding changes nothing."""
-        if self.clip_gradient:
-            norm = torch.stack([g.square().sum() for g in slope.values()]).sum().sqrt()
-            slope = {n: g * (self.clip_gradient / (norm + 1e-6)).clamp_max(1) for n, g in slope.items()}
-        names = list(weights)
-        given = (list(weights.values()), [slope[n] for n in names], [velocity[n] for n in names] if velocity else [])
+        if self.nesterov and self.momentum:
+            return self._nesterov(weights, gradients, state, rate, active)
+        slopes, speeds = ([part[n] for n in weights] if part else [] for part in (gradients, state))
         scale = (self.lr, self.weight_decay, self.momentum)
-        moved, speed = ops.current().sgd_step(*given, rate, active, *scale)
-        return dict(zip(names, moved, strict=True)), dict(zip(names, speed, strict=True)) if self.momentum else {}
+        moved, speed = ops.current().sgd_step(list(weights.values()), slopes, speeds, rate, active, *scale)
+        return dict(zip(weights, moved, strict=True)), dict(zip(weights, speed, strict=True)) if self.momentum else {}
+
+    def _nesterov(
+        self, weights: Tree, gradients: Tree, state: Tree, rate: Tensor, active: Tensor | None
+    ) -> tuple[Tree, Tree]:
+        before, slope = state or zeros(weights), decayed(gradients, weights, self.weight_decay)
+        speed = {n: g.add(before[n], alpha=self.momentum) for n, g in slope.items()}
+        moved = {n: w - self.lr * rate * (slope[n] + self.momentum * speed[n]) for n, w in weights.items()}
+        return settled(active, (moved, speed), (weights, before))
 
 
-def objective(params: P, loss: Callable[[P, Batch], Tensor], batch: Batch) -> Objective:
-    """The mean loss of the real samples of a batch, as a function of weights, and BatchNorm's new statistics."""
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    """Kingma and Ba, ICLR 2015, with bias correction; weight decay is added to the gradient."""
 
-    def mean_loss(weights: Tree, statistics: Tree) -> tuple[Tensor, Tree]:
-        written = {n: t.clone() for n, t in statistics.items()}  # BatchNorm writes into these
-        live = tree.fill(params, weights | written, leaf=Live)
-        values = batch.give(lambda batch: loss(live, batch))
-        if not isinstance(values, Tensor) or values.shape != batch.y.shape or not values.is_floating_point():
-            raise wrong_loss(loss, values, len(batch.y))
-        return batch.mean(values), written
+    lr: float = 0.001
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
 
-    return mean_loss
+    def init(self, weights: Tree) -> Tree:
+        count = {STEPS: next(iter(weights.values())).new_zeros(())} if weights else {}
+        return count | moments(FIRST, zeros(weights)) | moments(SECOND, zeros(weights))
+
+    def step(
+        self, weights: Tree, gradients: Tree, state: Tree, rate: Tensor, active: Tensor | None = None
+    ) -> tuple[Tree, Tree]:
+        if not weights:
+            return weights, state
+        before = state or self.init(weights)
+        slope, shrunk = self._decay(gradients, weights, rate)
+        count = before[STEPS] + 1
+        first = {n: before[FIRST + n].lerp(g, 1 - self.beta1) for n, g in slope.items()}
+        second = {n: before[SECOND + n] * self.beta2 + (1 - self.beta2) * g.square() for n, g in slope.items()}
+        lr = self.lr * rate / (1 - self.beta1**count)
+        spread = (1 - self.beta2**count).sqrt()
+        moved = {n: w - lr * first[n] / (second[n].sqrt() / spread + self.eps) for n, w in shrunk.items()}
+        after = {STEPS: count} | moments(FIRST, first) | moments(SECOND, second)
+        return settled(active, (moved, after), (weights, before))
+
+    def _decay(self, gradients: Tree, weights: Tree, rate: Tensor) -> tuple[Tree, Tree]:
+        """Gradients and weights after weight decay."""
+        return decayed(gradients, weights, self.weight_decay), weights
 
 
-def wrong_loss(loss: Callable[..., Any], values: Any, samples: int) -> CoterieError:
-    """The error for a loss that is not (B,). Its name: the method's class and function that it is written in."""
-    name = getattr(loss, "__qualname__", type(loss).__name__)
-    where = ".".join(part for part in name.split(".") if not part.startswith("<"))
-    got = type(values).__name__
-    if isinstance(values, Tensor):
-        got = f"shape {tuple(values.shape)}" if values.is_floating_point() else str(values.dtype)
-    return CoterieError(
-        f"{where}: the loss must have one value for each sample, shape ({samples},), got {got}; return the losses of "
-        "the samples (reduction='none'), their mean is taken here, without padding"
-    )
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Loshchilov and Hutter, ICLR 2019: Adam with weight decay on the weights, not in the gradient."""
+
+    weight_decay: float = 0.01
+
+    def _decay(self, gradients: Tree, weights: Tree, rate: Tensor) -> tuple[Tree, Tree]:
+        return gradients, {n: w * (1 - self.lr * rate * self.weight_decay) for n, w in weights.items()}
+
+
+@dataclass(frozen=True)
+class Adagrad(Optimizer):
+    """Duchi, Hazan and Singer, JMLR 2011; weight decay is added to the gradient."""
+
+    eps: float = 1e-10
+
+    def init(self, weights: Tree) -> Tree:
+        return zeros(weights)
+
+    def step(
+        self, weights: Tree, gradients: Tree, state: Tree, rate: Tensor, active: Tensor | None = None
+    ) -> tuple[Tree, Tree]:
+        before, slope = state or zeros(weights), decayed(gradients, weights, self.weight_decay)
+        total = {n: before[n] + g.square() for n, g in slope.items()}
+        moved = {n: w - self.lr * rate * slope[n] / (total[n].sqrt() + self.eps) for n, w in weights.items()}
+        return settled(active, (moved, total), (weights, before))
+
+
+def zeros(weights: Tree) -> Tree:
+    return {n: torch.zeros_like(t) for n, t in weights.items()}
+
+
+def moments(prefix: str, of: Tree) -> Tree:
+    return {prefix + n: t for n, t in of.items()}
+
+
+def decayed(gradients: Tree, weights: Tree, decay: float) -> Tree:
+    """Gradients with weight decay added."""
+    return {n: g.add(weights[n], alpha=decay) for n, g in gradients.items()} if decay else gradients
+
+
+def settled(active: Tensor | None, after: tuple[Tree, Tree], before: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
+    """What a step changes: everything, or nothing where it is not active."""
+    return after if active is None else tree.where(active, after, before)
+
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": Sgd, "adam": Adam, "adamw": AdamW, "adagrad": Adagrad}

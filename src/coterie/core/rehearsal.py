@@ -23,8 +23,15 @@ AnyMethod = Method[Any, Any, Any, Any]
 SAMPLES = (4, 2)  # of two clients
 
 
-def check_parts(method: AnyMethod, model: Model) -> None:
-    """Refuse a network without trainable weights in a part that the method must train."""
+def check_needs(method: AnyMethod, model: Model) -> None:
+    """Refuse an optimizer, or a network without trainable weights in a part, that the method cannot use."""
+    if method.needs_sgd and method.train.optimizer != "sgd":
+        raise CoterieError(f"{method.title} needs optimizer=sgd, got {method.train.optimizer}: {method.needs_sgd}")
+    if method.needs_classes and not model.task.one_class:
+        raise CoterieError(
+            f"{method.title} needs one class per sample, so it cannot be used for {model.task.name}; choose another "
+            "method, such as fedavg, fedrep or ditto"
+        )
     for part, weights in model.start._asdict().items():
         if getattr(method, f"needs_{part}") and not tree.trained(weights):
             frozen = any(True for _ in getattr(model, part).parameters())
@@ -37,7 +44,7 @@ def check_parts(method: AnyMethod, model: Model) -> None:
 
 def rehearse(method: AnyMethod, model: Model, x: Tensor, y: Tensor) -> None:
     """One round of two clients with these samples (n, ...), (n,), of which each has a few. Nothing is kept."""
-    check_parts(innermost(method), model)
+    check_needs(innermost(method), model)
     try:
         with torch.random.fork_rng(devices=[]):
             Rehearsal(brief(method.rehearsed()), model.to(model.mean.device), x, y).play()
@@ -65,7 +72,7 @@ class Rehearsal:
     def play(self) -> None:
         method, model = self.method, self.model
         counts = torch.stack([data.counts for data in self.clients]).long()
-        server = self._tree("server_init", method.server_init(model, Census(counts.sum(1), counts)))
+        server = self._tree("server_init", method.server_init(model, Census(torch.tensor(SAMPLES), counts)))
         welcome = self._tree("server_welcome", method.server_welcome(server))
         downs = [self._message("server_send", method.server_send(server, torch.tensor(i))) for i in (0, 1)]
         self._alike("server_send", downs)
@@ -95,7 +102,7 @@ class Rehearsal:
 
     def _data(self, x: Tensor, y: Tensor) -> Data:
         rate = torch.ones((), dtype=self.model.mean.dtype)
-        return Data(x, y, random.seed_key(0), rate, self.model.classes, Transform(), alone=True)
+        return Data(x, y, random.seed_key(0), rate, known_classes(self.model), Transform(), alone=True)
 
     def _trained(self, state: Any, down: Any, data: Data) -> tuple[Any, Any]:
         made = self.method.client_train(self.model, state, down, data)
@@ -173,12 +180,21 @@ class Rehearsal:
                 )
 
     def _logits(self, function: str, made: Any, data: Data) -> None:
-        needed = (len(data.y), self.model.classes)
+        needed = tuple(self.model(self.model.start, data.x).shape)
         if not isinstance(made, Tensor) or tuple(made.shape) != needed:
-            raise self._wrong(function, f"must return logits of shape {needed}, (samples, classes), got {word(made)}")
+            raise self._wrong(function, f"must return {self.outputs} of shape {needed}, got {word(made)}")
+
+    @property
+    def outputs(self) -> str:
+        return "logits" if self.model.classes else "outputs"
 
     def _wrong(self, function: str, what: str) -> CoterieError:
         return CoterieError(f"{self.kind.__name__}.{function} {what}")
+
+
+def known_classes(model: Model) -> int:
+    """K, if every sample has one class; otherwise 0."""
+    return model.classes if model.task.one_class else 0
 
 
 def stray(made: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -228,11 +244,11 @@ def vmap_problem(method: AnyMethod, model: Model, x: Tensor, y: Tensor) -> str:
     model = model.to(model.mean.device)  # a copy: a forward that keeps something would keep a tensor of vmap
     xs, ys = (torch.stack([t[:most]] * 2) for t in (x, y))
     reals = torch.arange(ys.shape[1]) < torch.tensor(SAMPLES)[:, None]  # (2, n)
-    counts = torch.ones(2, model.classes, dtype=torch.int64)
+    counts = torch.ones(2, known_classes(model), dtype=torch.int64)
 
     def held(x: Tensor, y: Tensor, real: Tensor) -> Data:
         rate = torch.ones((), dtype=model.mean.dtype)
-        return Data(x, y, random.seed_key(0), rate, model.classes, Transform(), real)
+        return Data(x, y, random.seed_key(0), rate, known_classes(model), Transform(), real)
 
     def plain(weights: Weights, x: Tensor) -> Tensor:
         return model(weights, x)
@@ -249,7 +265,7 @@ def vmap_problem(method: AnyMethod, model: Model, x: Tensor, y: Tensor) -> str:
     try:
         with torch.random.fork_rng(devices=[]):
             torch.func.vmap(plain)(tree.apply(torch.Tensor.detach, tree.stack([model.start] * 2)), xs)
-            server = method.server_init(model, Census(counts.sum(1), counts))
+            server = method.server_init(model, Census(torch.tensor(SAMPLES), counts))
             welcome = method.server_welcome(server)
             downs = torch.func.vmap(lambda client: method.server_send(server, client))(torch.arange(2))
             torch.func.vmap(trained)(torch.func.vmap(joined)(xs, ys, reals), downs, xs, ys, reals)

@@ -1,4 +1,4 @@
-"""Datasets, partitions and scenarios; `data/user/` reads people's own files."""
+"""Datasets, partitions and scenarios; `data/user/` reads users' files."""
 
 from coterie.data.datasets import DATASETS, Dataset, at_hand, load
 from coterie.data.describe import describe_input, some

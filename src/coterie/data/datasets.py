@@ -1,10 +1,11 @@
-"""The datasets Coterie knows by name, and where it looks for their files. It never downloads."""
+"""Datasets by name, read from local files. Nothing is downloaded."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,7 +38,7 @@ def _idx_files(prefix: str = "", test: str = "t10k") -> tuple[str, ...]:
     return tuple(f"{prefix}{split}-{kind}" for split in ("train", test) for kind in kinds)
 
 
-FILES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # folders that they may lie in, and their names
+FILES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # subfolders to search, file names
     "mnist": (("MNIST/raw",), _idx_files()),
     "fashion-mnist": (("FashionMNIST/raw",), _idx_files()),
     "emnist": (("EMNIST/raw", "gzip"), _idx_files("emnist-byclass-", "test")),
@@ -46,7 +47,7 @@ FILES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # folders that th
     "cinic10": (("CINIC-10", "cinic-10", "cinic10"), ("train", "test")),
 }
 
-FIRST_LABELS = {  # tells the two apart where their equally named files lie in no folder of their own
+FIRST_LABELS = {  # of the training split, to tell the two apart: their files have the same names
     "mnist": [5, 0, 4, 1, 9, 2, 1, 3, 1, 4, 3, 5],
     "fashion-mnist": [9, 0, 0, 3, 0, 2, 7, 2, 5, 5, 0, 9],
 }
@@ -54,19 +55,19 @@ FIRST_LABELS = {  # tells the two apart where their equally named files lie in n
 
 @dataclass(frozen=True)
 class Dataset:
-    """The official splits of a dataset, raw."""
+    """The official train and test split of a dataset, as raw samples."""
 
     name: str
     x_train: Tensor  # (N, C, H, W) uint8, or (N, F) float32
     y_train: Tensor  # (N,) int64
     x_test: Tensor
     y_test: Tensor
-    classes: tuple[str, ...]  # the name of every class
+    classes: tuple[str, ...]  # class names
     transform: Transform = field(default_factory=Transform)
-    owners: tuple[Tensor, Tensor] | None = None  # (N,) int64: the client each train and test sample comes from
-    groups: tuple[Tensor, Tensor] | None = None  # (N,) int64: train and test samples of one group stay together
-    client_names: tuple[str, ...] = ()  # of the owners
-    record: dict[str, Any] = field(default_factory=dict)  # kept with every partition of it
+    owners: tuple[Tensor, Tensor] | None = None  # (N,) int64: client of each train and test sample
+    groups: tuple[Tensor, Tensor] | None = None  # (N,) int64: group of each train and test sample; never split
+    client_names: tuple[str, ...] = ()  # names of the owners
+    record: dict[str, Any] = field(default_factory=dict)  # added to the settings of every partition
 
     def __post_init__(self) -> None:
         for split, x, y in (("train", self.x_train, self.y_train), ("test", self.x_test, self.y_test)):
@@ -80,19 +81,19 @@ class Dataset:
 
     @property
     def labels(self) -> Labels:
-        """What a partition rule may see."""
+        """The input of a partition rule."""
         owners = self.owners and (self.owners[0].numpy(), self.owners[1].numpy())
         return Labels(self.name, self.y_train.numpy(), self.y_test.numpy(), self.classes, owners)
 
 
 class Source(NamedTuple):
-    read: Callable[[Sequence[Path]], Dataset]  # from the folders to look into
+    read: Callable[[Sequence[Path]], Dataset]  # takes the folders to search
     description: str
     origin: str  # who publishes the files
 
 
 def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset:
-    """A dataset by its name, from `data_dir`, else $COTERIE_DATA, else ~/.cache/coterie."""
+    """Load a dataset by name from `data_dir` (default: $COTERIE_DATA, else ~/.cache/coterie)."""
     known = ALIASES.get(_plain(name))
     if known is None:
         raise unknown("dataset", name, DATASETS)
@@ -104,7 +105,7 @@ def is_known(name: str) -> bool:
 
 
 def at_hand(name: str, data_dir: str | os.PathLike[str] | None = None) -> bool:
-    """Whether its files are where `load` would look; they are not read."""
+    """Whether `load` would find the dataset's files. Does not read them."""
     try:
         return name not in FILES or bool(_find(name, _roots(data_dir)))
     except CoterieError:
@@ -116,17 +117,17 @@ def _plain(name: str) -> str:
 
 
 def _roots(data_dir: str | os.PathLike[str] | None) -> list[Path]:
-    given = data_dir or os.environ.get("COTERIE_DATA")
-    if given:
-        return [Path(os.path.expanduser(given))]
+    chosen = data_dir or os.environ.get("COTERIE_DATA")
+    if chosen:
+        return [Path(os.path.expanduser(chosen))]
     try:
         return [Path.home() / ".cache" / "coterie"]
-    except RuntimeError:  # no home
+    except RuntimeError:  # no home directory
         return []
 
 
 def _find(name: str, roots: Sequence[Path]) -> dict[str, Path]:
-    """The files of a dataset, of the first place that has them all, gzipped or not."""
+    """The dataset's files, gzipped or not, in the first folder that has all of them."""
     folders, files = FILES[name]
     places = [root / folder for root in roots for folder in (*folders, "")]
     places += [DEBIAN_FASHION] if name == "fashion-mnist" else []
@@ -134,10 +135,10 @@ def _find(name: str, roots: Sequence[Path]) -> dict[str, Path]:
         found = {file: path for file in files for path in (place / f"{file}.gz", place / file) if os.path.exists(path)}
         if len(found) == len(files):
             return found
-    looked = ", ".join(map(str, places)) or "nowhere, as there is no home folder"
+    searched = ", ".join(map(str, places)) or "no folder (there is no home directory)"
     raise CoterieError(
-        f"{name} is not here. Needed: {', '.join(files)}. Looked in: {looked}. Get it from {DATASETS[name].origin} "
-        "and name its folder with --data-dir or COTERIE_DATA"
+        f"{name} was not found. Needed: {', '.join(files)}. Searched: {searched}. Get it from {DATASETS[name].origin} "
+        "and set --data-dir or COTERIE_DATA to its folder"
     )
 
 
@@ -150,7 +151,7 @@ def _dataset(name: str, train: Arrays, test: Arrays, classes: tuple[str, ...], *
 def _read_idx_pair(images: Path, labels: Path) -> Arrays:
     x, y = read_idx(images), read_idx(labels)
     if x.ndim != 3 or y.ndim != 1 or len(x) != len(y):
-        raise CoterieError(f"{images}: images of shape {x.shape} do not go with labels of shape {y.shape}")
+        raise CoterieError(f"{images}: images of shape {x.shape} do not match labels of shape {y.shape}")
     return x[:, None], y
 
 
@@ -163,16 +164,8 @@ def _mnist_family(name: str, classes: tuple[str, ...], roots: Sequence[Path]) ->
     return _dataset(name, splits[0], splits[1], classes)
 
 
-def _read_mnist(roots: Sequence[Path]) -> Dataset:
-    return _mnist_family("mnist", DIGITS, roots)
-
-
-def _read_fashion(roots: Sequence[Path]) -> Dataset:
-    return _mnist_family("fashion-mnist", GARMENTS, roots)
-
-
 def _read_emnist(roots: Sequence[Path]) -> Dataset:
-    stored = _mnist_family("emnist", DIGITS + LETTERS, roots)  # with columns as rows
+    stored = _mnist_family("emnist", DIGITS + LETTERS, roots)  # stored transposed
     return replace(stored, x_train=stored.x_train.mT.contiguous(), x_test=stored.x_test.mT.contiguous())
 
 
@@ -186,7 +179,7 @@ def _read_cifar100(roots: Sequence[Path]) -> Dataset:
     found = _find("cifar100", roots)
     names = read_pickle(found["meta"]).get(b"fine_label_names")
     if not isinstance(names, list):
-        raise CoterieError(f"{found['meta']}: no class names in it")
+        raise CoterieError(f"{found['meta']}: class names are missing")
     classes = tuple(name.decode() if isinstance(name, bytes) else str(name) for name in names)
     splits = [read_cifar(found[split], b"fine_labels") for split in ("train", "test")]
     return _dataset("cifar100", splits[0], splits[1], classes)
@@ -215,39 +208,37 @@ def _read_heart(roots: Sequence[Path]) -> Dataset:
 
 DATASETS: dict[str, Source] = {
     "fashion-mnist-small": Source(
-        _read_small, "9,000 + 2,250 grey images of Fashion-MNIST, 10 garments", "Coterie: nothing to fetch"
+        _read_small, "9,000 + 2,250 grayscale images of Fashion-MNIST, 10 garments", "Coterie: included"
     ),
-    "heart-disease": Source(
-        _read_heart, "920 patients of four hospitals, disease or none", "Coterie: nothing to fetch"
-    ),
+    "heart-disease": Source(_read_heart, "920 patients of four hospitals, heart disease or none", "Coterie: included"),
     "fashion-mnist": Source(
-        _read_fashion,
-        "60,000 + 10,000 grey images, 10 garments",
+        partial(_mnist_family, "fashion-mnist", GARMENTS),
+        "60,000 + 10,000 grayscale images, 10 garments",
         "Zalando Research (github.com/zalandoresearch/fashion-mnist) or Debian's package dataset-fashion-mnist",
     ),
     "mnist": Source(
-        _read_mnist,
-        "60,000 + 10,000 grey images, 10 digits",
+        partial(_mnist_family, "mnist", DIGITS),
+        "60,000 + 10,000 grayscale images, 10 digits",
         "Yann LeCun and Corinna Cortes (yann.lecun.com/exdb/mnist)",
     ),
     "emnist": Source(
         _read_emnist,
-        "EMNIST ByClass: 697,932 + 116,323 grey images, 62 digits and letters",
+        "EMNIST ByClass: 697,932 + 116,323 grayscale images, 62 digits and letters",
         "NIST (nist.gov/itl/products-and-services/emnist-dataset)",
     ),
     "cifar10": Source(
         _read_cifar10,
-        "50,000 + 10,000 colour images, 10 classes",
+        "50,000 + 10,000 color images, 10 classes",
         "Alex Krizhevsky (cs.toronto.edu/~kriz/cifar.html, 'python version')",
     ),
     "cifar100": Source(
         _read_cifar100,
-        "50,000 + 10,000 colour images, 100 classes",
+        "50,000 + 10,000 color images, 100 classes",
         "Alex Krizhevsky (cs.toronto.edu/~kriz/cifar.html, 'python version')",
     ),
     "cinic10": Source(
         _read_cinic10,
-        "90,000 + 90,000 colour images, 10 classes (its train and test folders)",
+        "90,000 + 90,000 color images, 10 classes (its train and test folders)",
         "the University of Edinburgh (datashare.ed.ac.uk/handle/10283/3192)",
     ),
 }

@@ -1,4 +1,4 @@
-"""What was understood of the input, in words: the same for `data check`, the first lines of a run and config.json."""
+"""Describe samples and their preprocessing: for `data check`, the first lines of a run and config.json."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ import torch
 
 from coterie.core.data import Column, FederatedData, Transform, is_pixels
 
-SHOWN = 12  # names in a line
+SHOWN = 12  # names per line
 FEW = 3  # channels whose statistics are shown
 
 
 def describe_input(data: FederatedData) -> list[str]:
-    """What a sample is, and what becomes of it before the network: one line for each thing done."""
+    """Lines that describe a sample and its preprocessing."""
     settings = data.partition.settings if data.partition is not None else {}
-    told = settings.get("reading", [])
-    return [*input_lines(data.shape, data.train.x.dtype, data.transform), *map(str, told)]
+    return [*input_lines(data.shape, data.train.x.dtype, data.transform), *map(str, settings.get("reading", []))]
 
 
 def input_lines(shape: tuple[int, ...], dtype: torch.dtype, transform: Transform) -> list[str]:
@@ -26,18 +25,18 @@ def input_lines(shape: tuple[int, ...], dtype: torch.dtype, transform: Transform
     elif is_pixels(shape, dtype):
         lines = [f"samples: images of {size} bytes, scaled from 0..255 to 0..1"]
     elif dtype.is_floating_point:
-        lines = [f"samples: {size} numbers ({kind}), used as they are"]
+        lines = [f"samples: {size} numbers ({kind}), used as is"]
     else:
-        lines = [f"samples: {size} integers ({kind}), given to the network as integers (tokens), not scaled"]
+        lines = [f"samples: {size} integers ({kind}), passed to the network as integers (tokens), not scaled"]
     if transform.mean:
         channels = (
             "inputs" if transform.columns else "columns" if len(shape) == 1 else f"channels of axis {transform.axis}"
         )
         few = len(transform.mean) <= FEW
         by = (
-            f"mean {numbers(transform.mean)}, deviation {numbers(transform.std)}"
+            f"mean {numbers(transform.mean)}, standard deviation {numbers(transform.std)}"
             if few
-            else "each by its own mean and deviation"
+            else "each by its own mean and standard deviation"
         )
         lines.append(f"standardized: {len(transform.mean)} {channels}, {by}")
     return lines
@@ -51,14 +50,14 @@ def table_lines(columns: Sequence[Column], kind: str) -> list[str]:
     lines = [f"samples: {len(columns)} columns ({kind}): {some([column.name for column in columns])}"]
     texts = [column for column in columns if column.categories]
     if texts:
-        told = [f"{column.name} ({some(column.categories, 6)})" for column in texts]
-        lines.append(f"one input per category: {some(told, 6)}")
+        listed = [f"{column.name} ({some(column.categories, 6)})" for column in texts]
+        lines.append(f"one input per category: {some(listed, 6)}")
     filled = [column for column in columns if column.fill is not None]
     if filled:
-        lines.append(f"missing values become: {some([f'{column.name} {fill(column)}' for column in filled])}")
+        lines.append(f"missing values are filled with: {some([f'{column.name} {fill(column)}' for column in filled])}")
     marked = [column.name for column in columns if column.indicator]
     if marked:
-        lines.append(f"one more input says that a value is missing: {some(marked)}")
+        lines.append(f"one more input marks missing values: {some(marked)}")
     inputs = sum(len(column.inputs) for column in columns)
     if inputs != len(columns):
         lines.append(f"inputs of the network: {inputs}")
@@ -71,5 +70,5 @@ def fill(column: Column) -> str:
 
 
 def some(names: Sequence[str], most: int = SHOWN) -> str:
-    more = f", ... ({len(names)} in all)" if len(names) > most else ""
+    more = f", ... ({len(names)} in total)" if len(names) > most else ""
     return ", ".join(names[:most]) + more

@@ -1,4 +1,4 @@
-"""Clients with random shares of each class, drawn from a Dirichlet distribution: small α, uneven shares."""
+"""Dirichlet partitions: the clients' shares of each class are drawn from Dir(α); the smaller α, the more uneven."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def dirichlet(
     retries: int = 10_000,
     seed: int = 0,
 ) -> Partition:
-    """Train and test together, dealt class by class to clients not yet full, then split per client (PFLlib)."""
+    """Pool train and test, assign each class to clients below the average size, then split per client (PFLlib)."""
     return _merged(labels, num_clients, alpha, min_size, train_share, retries, seed, capped=True)
 
 
@@ -39,13 +39,13 @@ def dirichlet_crc(
     retries: int = 10_000,
     seed: int = 0,
 ) -> Partition:
-    """As dirichlet, but a client is never full (FedCRC)."""
+    """Like dirichlet, without the limit on a client's size (FedCRC)."""
     return _merged(labels, num_clients, alpha, min_size, train_share, retries, seed, capped=False)
 
 
 @recorded
 def dirichlet_pac(labels: Labels, *, num_clients: int = 100, alpha: float = 1.0, seed: int = 0) -> Partition:
-    """A client's share of a class is the same in train and test; all samples are used, once (FedPAC, Table 8)."""
+    """The same share of a class in train and test; every sample is used exactly once (FedPAC, Table 8)."""
     _check(num_clients, alpha, seed)
     draw = np.random.default_rng(seed)
     p = draw.dirichlet(np.full(num_clients, alpha), labels.classes)  # (K, m)
@@ -58,14 +58,14 @@ def dirichlet_pac(labels: Labels, *, num_clients: int = 100, alpha: float = 1.0,
 
 
 def cut(p: NDArray[np.float64], size: int) -> Indices:
-    """(m,) whole numbers near p · size that sum to size."""
+    """(m,) integers close to p · size that sum to size."""
     edges = (np.cumsum(p) * size).astype(np.int64)
     edges[-1] = size
     return np.diff(edges, prepend=0)
 
 
 def draw_counts(draw: Generator, sizes: Sequence[int], clients: int, alpha: float, capped: bool) -> Indices | None:
-    """(K, m) samples of each class for each client; None where the draw leaves nobody to take a class."""
+    """(K, m) number of samples per class and client; None if no client can take a class."""
     full = sum(sizes) / clients if capped else np.inf
     held = np.zeros(clients, np.int64)
     counts = []
@@ -79,7 +79,7 @@ def draw_counts(draw: Generator, sizes: Sequence[int], clients: int, alpha: floa
 
 
 def hand_out(y: Indices, counts: Indices, draw: Generator) -> tuple[Indices, ...]:
-    """The samples of each client: `counts[k, i]` random ones of class k for client i, each given once."""
+    """Assign `counts[k, i]` random samples of class k to client i, each sample once."""
     pieces = [
         np.split(draw.permutation(np.flatnonzero(y == label)), np.cumsum(row)[:-1]) for label, row in enumerate(counts)
     ]
@@ -135,6 +135,6 @@ def _retry(
             f"{clients * min_size}; lower min_size or num_clients"
         )
     raise CoterieError(
-        f"no draw of {retries} gave each of {clients} clients min_size={min_size} of {sum(sizes)} samples at "
-        f"alpha={alpha} (the best had {best}); lower min_size or num_clients, or raise alpha or retries"
+        f"none of {retries} draws of {sum(sizes)} samples at alpha={alpha} gave each of {clients} clients "
+        f"min_size={min_size} (the best gave {best}); lower min_size or num_clients, or raise alpha or retries"
     )

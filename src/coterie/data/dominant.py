@@ -1,11 +1,10 @@
 """Clients in groups, each with a few dominant classes (FedPAC, 2023), and the variants of that paper's appendix.
 
-A client of n samples has n·s% spread evenly over all classes; the rest is of its group's dominant classes. Without a
-seed nothing is random: each class is dealt from the front, in the order of the dataset, and from the front again when
-too few are left; with a seed the samples of each class are shuffled first. So large federations share samples, and a
-client can get one twice if it wants nearly all of a class. As in the authors' code, what does not divide evenly goes to
-the last class (remainder 'last'; 'spread' is fairer), and CIFAR and CINIC are dealt from an offset. One thing differs:
-equal labels are sorted stably.
+A client with n samples has n·s% spread evenly over all classes; the rest comes from its group's dominant classes.
+Without a seed the partition is deterministic: the samples of each class are dealt in dataset order, starting over when
+too few are left; with a seed they are shuffled first. Large federations therefore share samples, and a client that
+needs nearly all samples of a class can get one twice. As in the authors' code, remainders go to the last class
+(remainder 'last'; 'spread' is fairer), and CIFAR and CINIC start at an offset. One difference: sorting is stable.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from coterie.core.errors import CoterieError, unknown
 from coterie.data.partition import Indices, Labels, Partition
 from coterie.data.settings import at_least, between, recorded
 
-Groups = Sequence[Sequence[int]]  # the dominant classes of each group; client i is in group i mod their number
+Groups = Sequence[Sequence[int]]  # the dominant classes of each group; client i is in group i % len(groups)
 
 
 class Layout(NamedTuple):
-    """The authors' numbers for a dataset."""
+    """Sizes and offsets of the authors' code for a dataset."""
 
     local_size: int = 600
-    test_size: int = 0  # 0: as local_size
+    test_size: int = 0  # 0: same as local_size
     train_offset: int = 0
     test_offset: int = 0
 
@@ -36,13 +35,13 @@ LAYOUTS = {
     "cifar10": Layout(600, 300, 2000, 500),
     "cinic10": Layout(600, 300, 2000, 500),
     "emnist": Layout(1000, 600),
-    "cifar100": Layout(600, 300),  # ours: fits 100 test images a class
-    "fashion-mnist-small": Layout(300, 150),  # ours: 20 clients share no training image
+    "cifar100": Layout(600, 300),  # not from the paper: fits 100 test images per class
+    "fashion-mnist-small": Layout(300, 150),  # not from the paper: 20 clients share no training image
 }
 
 
 class Pool:
-    """The samples of each class in a row, dealt from the front. key: shuffles each row; None: as in the dataset."""
+    """Deals the samples of each class in order. key: seed that shuffles each class; None: dataset order."""
 
     def __init__(self, y: Indices, classes: int, offset: int = 0, key: Sequence[int] | None = None) -> None:
         ends = np.cumsum(np.bincount(y, minlength=classes))
@@ -56,7 +55,7 @@ class Pool:
         row = self.rows[label]
         if size > len(row):
             raise CoterieError(
-                f"class {label}: one client wants {size} samples, {len(row)} exist; lower local_size or test_size"
+                f"class {label} has {len(row)} samples, but one client needs {size}; lower local_size or test_size"
             )
         if size == 0:
             return row[:0]
@@ -66,7 +65,7 @@ class Pool:
 
 
 def shares(size: int, parts: int, remainder: str = "spread") -> list[int]:
-    """`size` in `parts` whole numbers."""
+    """Split `size` into `parts` integers."""
     if remainder == "spread":
         return [(part + 1) * size // parts - part * size // parts for part in range(parts)]
     return [size // parts] * (parts - 1) + [size // parts + size % parts]
@@ -75,8 +74,8 @@ def shares(size: int, parts: int, remainder: str = "spread") -> list[int]:
 def deal(
     pool: Pool, sizes: Sequence[int], groups: Groups, noniid_s: float, remainder: str = "last", slow: bool = False
 ) -> tuple[Indices, ...]:
-    """The samples of every client. `slow`: the authors' code moves on by the even share of a dominant class only, so
-    the remainder that its last class gets is dealt again."""
+    """Deal every client its samples. `slow`: advance by the even share of a dominant class only, as the authors' code
+    does, so the remainder of the last class is dealt again."""
     clients = []
     for client, size in enumerate(sizes):
         common = int(size * noniid_s / 100)
@@ -89,7 +88,7 @@ def deal(
 
 
 def dominant_classes(labels: Labels) -> Groups:
-    """For EMNIST digits, capitals and small letters; else three neighbouring classes, of which two groups share one."""
+    """EMNIST: digits, uppercase and lowercase letters. Others: three neighboring classes; adjacent groups share one."""
     if labels.name == "emnist":
         return range(10), range(10, 36), range(36, 62)
     if labels.classes < 4:
@@ -110,7 +109,7 @@ def dominant(
     remainder: str = "last",
     seed: int | None = None,
 ) -> Partition:
-    """Groups of clients with dominant classes; `noniid_s` percent of a client's samples are of all classes alike."""
+    """Groups of clients with dominant classes; `noniid_s` % of a client's samples are spread over all classes."""
     at_least(1, num_clients=num_clients)
     layout = _layout(labels, local_size, test_size, train_offset, test_offset)
     return _dominant(labels, [layout.local_size] * num_clients, layout, noniid_s, remainder, seed=seed)
@@ -160,13 +159,13 @@ def concept_shift(
     test_size: int | None = None,
     seed: int = 0,
 ) -> Partition:
-    """Dominant classes, and every group but the first calls the classes by other names."""
+    """Dominant classes, with permuted labels in every group but the first."""
     at_least(0, seed=seed)
     made = dominant(labels, num_clients=num_clients, noniid_s=noniid_s, local_size=local_size, test_size=test_size)
     draw = np.random.default_rng(seed)
     known = np.arange(labels.classes)
     maps = np.stack([known, *(draw.permutation(labels.classes) for _ in range(max(made.groups)))])
-    settings = {name: value for name, value in made.settings.items() if name != "seed"}  # that of the names is another
+    settings = {name: value for name, value in made.settings.items() if name != "seed"}  # not this rule's seed
     return replace(made, label_maps=maps[list(made.groups)], settings=settings)
 
 
@@ -180,7 +179,7 @@ def rotation(
     angles: tuple[float, ...] = (0, 72, 144, 216, 288),
     seed: int | None = None,
 ) -> Partition:
-    """All classes alike on every client; the images of each group are turned by its angle (degrees)."""
+    """All classes evenly on every client; the images of each group are rotated by its angle in degrees."""
     at_least(1, num_clients=num_clients, angles=len(angles))
     layout = _layout(labels, local_size, test_size)
     made = _dominant(labels, [layout.local_size] * num_clients, layout, 100, groups=[[0]] * len(angles), seed=seed)
@@ -194,7 +193,7 @@ def _layout(
     train_offset: int | None = None,
     test_offset: int | None = None,
 ) -> Layout:
-    """The given numbers, else the authors'."""
+    """The given values, else those of the authors."""
     sizes = {"local_size": local_size, "test_size": test_size}
     offsets = {"train_offset": train_offset, "test_offset": test_offset}
     at_least(1, **given(sizes))

@@ -29,13 +29,13 @@ def read_idx(path: Path) -> Bytes:
     if (zeros, kind) != (0, 8):
         raise CoterieError(f"{path}: not an IDX file of unsigned bytes")
     values = np.frombuffer(content, np.uint8, offset=4 + 4 * axes)
-    if values.size != np.prod(shape, dtype=object):  # object: exact, whatever a damaged header claims
-        raise CoterieError(f"{path}: holds {values.size} values, its header says {shape}")
+    if values.size != np.prod(shape, dtype=object):  # object: cannot overflow if the header is damaged
+        raise CoterieError(f"{path}: {values.size} values, but the header says {shape}")
     return values.reshape(shape)
 
 
 class Text:
-    """Stands for `_codecs.encode`, with which Python 3 writes bytes into old pickles."""
+    """Stand-in for `_codecs.encode`, which Python 3 uses to write bytes to old pickle formats."""
 
     def __new__(cls, text: str, encoding: str) -> Any:
         if encoding != "latin1":
@@ -47,51 +47,54 @@ class Text:
 
 
 class _Uint8:
-    """Stands for `numpy.dtype`, of which these files hold one kind."""
+    """Stand-in for `numpy.dtype`; accepts only uint8."""
 
     def __init__(self, kind: str | bytes, *flags: object) -> None:
         if kind not in ("u1", b"u1"):
             raise pickle.UnpicklingError(f"unexpected array type {kind!r}")
 
     def __setstate__(self, state: Any) -> None:
-        pass  # byte order and alignment: a byte has none
+        pass  # byte order and alignment do not matter for bytes
 
 
 class _Array:
-    """Stands for `numpy.ndarray`: takes a shape and raw bytes and nothing else."""
+    """Stand-in for `numpy.ndarray`; accepts only a shape and raw bytes."""
 
     values: Bytes
 
     def __init__(self, *arguments: object) -> None:
-        pass  # numpy passes a class, an empty shape and a type code; the state tells all
+        pass  # a class, an empty shape and a type code; __setstate__ gets the content
 
     def __setstate__(self, state: Any) -> None:
         _, shape, kind, fortran, raw = state
         if not (isinstance(kind, _Uint8) and isinstance(raw, bytes)):
-            raise pickle.UnpicklingError("array of something else than bytes")
+            raise pickle.UnpicklingError("not an array of bytes")
         self.values = np.frombuffer(raw, np.uint8).reshape(shape, order="F" if fortran else "C")
 
 
-class _CifarUnpickler(pickle.Unpickler):
-    """Admits what CIFAR files contain. No name of a pickle reaches a real class, not even one of numpy."""
+class SafeUnpickler(pickle.Unpickler):
+    """Resolves the names in a pickle to stand-ins and refuses all others, so no real class or function is called."""
 
-    admitted: ClassVar[dict[tuple[str, str], type]] = {
-        ("_codecs", "encode"): Text,
-        ("numpy", "dtype"): _Uint8,
-        ("numpy", "ndarray"): _Array,
-        ("numpy.core.multiarray", "_reconstruct"): _Array,
-        ("numpy._core.multiarray", "_reconstruct"): _Array,
-    }
+    dtype: ClassVar[type]
+    array: ClassVar[type]
 
     def find_class(self, module: str, name: str) -> Any:
-        try:
-            return self.admitted[module, name]
-        except KeyError:
-            raise pickle.UnpicklingError(f"'{module}.{name}' has no place in it") from None
+        match module, name:
+            case "_codecs", "encode":
+                return Text
+            case "numpy", "dtype":
+                return self.dtype
+            case ("numpy", "ndarray") | ("numpy.core.multiarray" | "numpy._core.multiarray", "_reconstruct"):
+                return self.array
+        raise pickle.UnpicklingError(f"'{module}.{name}' is not allowed")
+
+
+class _CifarUnpickler(SafeUnpickler):
+    dtype, array = _Uint8, _Array
 
 
 def read_pickle(path: Path) -> dict[bytes, Any]:
-    """The dictionary in a CIFAR file, its arrays as numpy arrays."""
+    """The dictionary in a CIFAR file, with numpy arrays."""
     try:
         with path.open("rb") as file:
             fields = _CifarUnpickler(file, encoding="bytes").load()
@@ -99,7 +102,7 @@ def read_pickle(path: Path) -> dict[bytes, Any]:
             key.encode() if isinstance(key, str) else key: value.values if isinstance(value, _Array) else value
             for key, value in fields.items()
         }
-    except Exception as error:  # a damaged pickle can fail in any way
+    except Exception as error:  # a damaged pickle can raise anything
         raise CoterieError(f"{path}: cannot be read as a CIFAR file ({error})") from error
 
 
@@ -139,6 +142,6 @@ def read_image_folders(folder: Path, side: int) -> tuple[Bytes, Bytes, tuple[str
         raise CoterieError(f"{folder}: cannot be read as a folder of classes ({error})") from error
     files = [(label, path) for label, name in enumerate(names) for path in sorted((folder / name).glob("*.png"))]
     if not files:
-        raise CoterieError(f"{folder}: no class folders with .png files in it")
+        raise CoterieError(f"{folder}: no class folders with .png files")
     x = np.stack([read(path) for _, path in files])
     return x, np.array([label for label, _ in files], np.uint8), names

@@ -1,4 +1,4 @@
-"""A dataset and a partition become the data of a federation."""
+"""Build the data of a federation from a dataset and a partition."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from coterie.data.settings import at_least
 
 
 def divide(dataset: Dataset, rule: str, **settings: Any) -> Partition:
-    """The partition of a dataset by a rule of PARTITIONS."""
+    """Partition a dataset by a rule of PARTITIONS."""
     if rule not in PARTITIONS:
         raise unknown("partition", rule, PARTITIONS)
     known = [name for name in inspect.signature(PARTITIONS[rule]).parameters if name != "labels"]
     for name in settings:
         if not known and dataset.owners:
             raise CoterieError(
-                f"{dataset.name} comes divided: its clients are those that the samples are from (hospitals, writers, "
-                f"devices), so {name} cannot be chosen; --partition RULE divides it anew"
+                f"{dataset.name} is already divided into clients (hospitals, writers, devices), so {name} cannot be "
+                "set; --partition RULE divides it again"
             )
         if name not in known:
             raise unknown(f"setting of {rule}", name, known)
@@ -38,9 +38,9 @@ def divide(dataset: Dataset, rule: str, **settings: Any) -> Partition:
 
 
 def federate(dataset: Dataset, partition: Partition, validation: float = 0.0, seed: int = 0) -> FederatedData:
-    """Every client's samples; `validation` is the share of its training samples to set aside, never all of them."""
+    """Gather every client's samples. validation: share of its training samples to set aside, never all of them."""
     if not 0 <= validation < 1:
-        raise CoterieError(f"validation is {validation}: it must be at least 0 and less than 1")
+        raise CoterieError(f"validation must be at least 0 and less than 1, got {validation}")
     at_least(0, partition_seed=seed)
     partition.check(dataset.labels)
     for client, part in enumerate(partition.train):
@@ -50,7 +50,7 @@ def federate(dataset: Dataset, partition: Partition, validation: float = 0.0, se
         raise CoterieError(f"{dataset.name} has no images to rotate")
     if partition.merged and dataset.groups is not None:
         raise CoterieError(
-            f"partition '{partition.name}' draws training and test samples anew, which would divide the groups of "
+            f"partition '{partition.name}' redraws training and test samples, which would divide the groups of "
             f"{dataset.name}; use another partition"
         )
     group, group_test = dataset.groups or (None, None)
@@ -65,8 +65,8 @@ def federate(dataset: Dataset, partition: Partition, validation: float = 0.0, se
     held_out = [part[mask] for part, mask in zip(partition.train, out, strict=True)]
     if lone := [client for client, part in enumerate(train) if len(part) == 0]:
         raise CoterieError(
-            f"client {lone[0]} has no training samples left: all its groups are for validation, as on other clients; "
-            "use another --partition-seed"
+            f"client {lone[0]} has no training samples left: all its groups were drawn for validation on other "
+            "clients; use another --partition-seed"
         )
     return FederatedData(
         name=dataset.name,
@@ -82,12 +82,12 @@ def federate(dataset: Dataset, partition: Partition, validation: float = 0.0, se
 
 
 def set_aside(data: FederatedData, share: float, seed: int = 0) -> FederatedData:
-    """The same data with a share of each client's training samples for validation; groups and copies stay together."""
+    """Move a share of each client's training samples to validation; groups and duplicates stay together."""
     if not 0 < share < 1:
-        raise CoterieError(f"validation is {share}: it must be above 0 and less than 1")
+        raise CoterieError(f"validation must be above 0 and less than 1, got {share}")
     group = data.train.group
     if group is None:
-        masks = _drawn([_copies(data.train.client(i)[0]) for i in range(data.clients)], share, seed)
+        masks = _drawn([_copies(data.train.client(i)[0]) for i in range(data.num_clients)], share, seed)
     else:
         masks = _drawn_groups([group[own].numpy() for own in data.train.ranges()], share, seed)
     out = torch.from_numpy(np.concatenate(masks))
@@ -104,14 +104,14 @@ def set_aside(data: FederatedData, share: float, seed: int = 0) -> FederatedData
 
 
 def folded(data: FederatedData) -> FederatedData:
-    """The same data with the validation samples back among each client's training samples."""
+    """Move the validation samples back to each client's training samples."""
     if data.validation is None:
         return data
     splits = (data.train, data.validation)
 
     def joined(values: Sequence[Tensor]) -> Tensor:
         ranges = [split.ranges() for split in splits]
-        return torch.cat([v[own[i]] for i in range(data.clients) for v, own in zip(values, ranges, strict=True)])
+        return torch.cat([v[own[i]] for i in range(data.num_clients) for v, own in zip(values, ranges, strict=True)])
 
     groups = [split.group for split in splits if split.group is not None]
     x, y = joined([split.x for split in splits]), joined([split.y for split in splits])
@@ -120,7 +120,7 @@ def folded(data: FederatedData) -> FederatedData:
 
 
 def _copies(x: Tensor) -> Indices:
-    """(n,) a number for each sample, the same for those that are alike to the last bit."""
+    """(n,) an id for each sample, the same for bitwise equal samples."""
     rows = x.reshape(len(x), -1).contiguous().numpy()
     return np.unique(rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))), return_inverse=True)[
         1
@@ -128,7 +128,7 @@ def _copies(x: Tensor) -> Indices:
 
 
 def _drawn(parts: Sequence[Indices], share: float, seed: int) -> list[npt.NDArray[np.bool_]]:
-    """For each part, where a random `share` of it is; never all of it, and copies of a sample stay together."""
+    """For each part, a mask of a random `share`, never all of it; duplicates of a sample stay together."""
     draw = np.random.default_rng(seed)
     masks = []
     for part in parts:
@@ -139,7 +139,7 @@ def _drawn(parts: Sequence[Indices], share: float, seed: int) -> list[npt.NDArra
 
 
 def _drawn_groups(parts: Sequence[Indices], share: float, seed: int) -> list[npt.NDArray[np.bool_]]:
-    """The same of parts that hold each sample's group; a group of several clients is on one side on all of them."""
+    """The same for parts of group ids; a group of several clients is on the same side on all of them."""
     draw = np.random.default_rng(seed)
     side: dict[int, bool] = {}
     masks = []
@@ -167,7 +167,7 @@ def _gather(x: Tensor, y: Tensor, parts: Sequence[Indices], partition: Partition
 
 
 def rotate(x: Tensor, angle: float) -> Tensor:
-    """Images (N, C, H, W) turned counter-clockwise by `angle` degrees: bilinear, black corners, same size."""
+    """Images (N, C, H, W) rotated counterclockwise by `angle` degrees: bilinear, black corners, same size."""
     height, width = x.shape[-2:]
     turn = torch.deg2rad(torch.tensor(angle, dtype=torch.float64))
     cos, sin = float(turn.cos()), float(turn.sin())

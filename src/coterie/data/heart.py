@@ -1,11 +1,11 @@
-"""Heart disease in four hospitals (UCI): a federation that nobody had to simulate.
+"""Heart disease in four hospitals (UCI): a natural federation, not a simulated one.
 
-Target: any disease (diagnosis 1 to 4) or none (0). The samples are the 13 other columns in clinical units, NaN where a
-value is missing; so is a cholesterol or a blood pressure of 0, which cannot be. The model fills gaps with the median
-(measurements) or the most frequent value (categories) of the training patients; columns of which more than a tenth is
-missing get a second input that says so. The categories without an order (chest pain, ECG, thallium scan) become one
-input per value. All inputs are standardised with the training patients' mean and deviation. These statistics are over
-all hospitals together. In each hospital every fourth patient of each class, in file order, is a test patient.
+Target: any disease (diagnosis 1 to 4) or none (0). The samples are the other 13 columns in clinical units, NaN where a
+value is missing. A cholesterol or blood pressure of 0 is impossible and counts as missing. The model fills missing
+values with the median (measurements) or the most frequent value (categories) of the training patients; columns with
+more than a tenth missing get an indicator input. Unordered categories (chest pain, ECG, thallium scan) are one-hot
+encoded. All inputs are standardized with the training patients' mean and standard deviation. These statistics are
+pooled over all hospitals. In each hospital every fourth patient of each class, in file order, is a test patient.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from coterie.core.preprocess import Preprocess
 CATEGORIES = {"sex", "cp", "fbs", "restecg", "exang", "slope", "thal"}
 UNORDERED = {"cp": (1, 2, 3, 4), "restecg": (0, 1, 2), "thal": (3, 6, 7)}
 NEVER_ZERO = ("trestbps", "chol")
-HOSPITALS = {"va_long_beach": "long-beach"}  # under a shorter name
+HOSPITALS = {"va_long_beach": "long-beach"}  # shorter names
 
 Floats = NDArray[np.float32]
 
@@ -35,8 +35,8 @@ class Patients(NamedTuple):
     x: Floats  # (920, 13) NaN: missing
     y: NDArray[np.int64]  # (920,) 1: disease
     hospital: NDArray[np.int64]  # (920,)
-    test: NDArray[np.bool_]  # (920,) a test patient
-    hospitals: tuple[str, ...]  # their names
+    test: NDArray[np.bool_]  # (920,) True: test patient
+    hospitals: tuple[str, ...]  # names
     transform: Transform
 
 
@@ -64,7 +64,7 @@ def every_fourth(stratum: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def raw_values(name: str, values: Floats) -> Floats:
-    """(N,) a column as samples hold it: NaN where a value is missing, the position of an unordered category."""
+    """(N,) a column of the samples: NaN if missing, the index of an unordered category."""
     missing = np.isnan(values) | ((values == 0) & (name in NEVER_ZERO))
     if name in UNORDERED:
         values = np.searchsorted(UNORDERED[name], np.where(missing, 0, values)).astype(np.float32)
@@ -72,7 +72,7 @@ def raw_values(name: str, values: Floats) -> Floats:
 
 
 def fitted(name: str, train: Floats) -> Column:
-    """train (n,): the raw values of the training patients."""
+    """Fit fill value and indicator. train (n,): raw values of the training patients."""
     known = train[~np.isnan(train)]
     fill = mode(known) if name in CATEGORIES else float(np.median(known))
     categories = tuple(map(str, UNORDERED.get(name, ())))

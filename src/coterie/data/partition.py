@@ -1,4 +1,4 @@
-"""Which samples each client has: the one value all partition rules make."""
+"""Which samples each client has: the result of every partition rule."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from coterie.core.errors import CoterieError
 from coterie.data.picture import picture
 
 Indices = NDArray[np.int64]
-MOST_BYTES = 2**32  # of all arrays of a file
+MOST_BYTES = 2**32  # limit for all arrays of a file together
 
 
 class Labels(NamedTuple):
-    """What a partition rule may see of a dataset."""
+    """The part of a dataset that a partition rule sees."""
 
     name: str
     train: Indices  # (N,) class of every train sample
     test: Indices
-    names: tuple[str, ...]  # of the classes
-    owners: tuple[Indices, Indices] | None = None  # (N,) client of every train and test sample, where given by nature
+    names: tuple[str, ...]  # class names
+    owners: tuple[Indices, Indices] | None = None  # (N,) client of every train and test sample, if known
 
     @property
     def classes(self) -> int:
@@ -41,11 +41,11 @@ class Labels(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """A partition in numbers. Slots count a sample once for each client that has it."""
+    """Sizes and class counts of a partition. Slots count a sample once for each client that has it."""
 
     train_sizes: Indices  # (m,)
     test_sizes: Indices
-    train_counts: Indices  # (m, K) as the clients see the classes, after any relabelling
+    train_counts: Indices  # (m, K) after relabeling
     test_counts: Indices
     train_slots: int
     train_distinct: int
@@ -55,17 +55,17 @@ class Statistics(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Client i has samples `train[i]` and `test[i]`: indices into the official train and test split, or, where
-    `merged`, into the two splits one after the other."""
+    """Client i has samples `train[i]` and `test[i]`: indices into the official train and test split, or, if
+    `merged`, into the concatenation of both."""
 
     name: str
     train: tuple[Indices, ...]
     test: tuple[Indices, ...]
-    groups: tuple[int, ...] = ()  # of each client; clients of one group are alike
-    settings: dict[str, Any] = field(default_factory=dict)  # what the rule was given
+    groups: tuple[int, ...] = ()  # group of each client; clients of a group have the same distribution
+    settings: dict[str, Any] = field(default_factory=dict)  # of the rule
     merged: bool = False
-    label_maps: Indices | None = None  # (m, K) concept shift: what client i calls class k
-    angles: tuple[float, ...] | None = None  # (m,) feature skew: degrees, counter-clockwise
+    label_maps: Indices | None = None  # (m, K) concept shift: client i's label for class k
+    angles: tuple[float, ...] | None = None  # (m,) feature skew: degrees, counterclockwise
 
     def __post_init__(self) -> None:
         if not self.groups:
@@ -82,7 +82,7 @@ class Partition:
 
     @property
     def hash(self) -> str:
-        """SHA-256 of who has what. Neither the name nor the settings count."""
+        """SHA-256 of the assignment, without name and settings."""
         digest = hashlib.sha256()
         for name, array in sorted(self._content().items()):
             little = array.astype(array.dtype.newbyteorder("<"))
@@ -90,7 +90,7 @@ class Partition:
         return digest.hexdigest()
 
     def check(self, labels: Labels) -> None:
-        """Refuse a partition that cannot be one of this dataset."""
+        """Raise an error if the partition does not fit this dataset."""
         both = len(labels.train) + len(labels.test)
         for split, parts, y in (("train", self.train, labels.train), ("test", self.test, labels.test)):
             samples = both if self.merged else len(y)
@@ -120,7 +120,7 @@ class Partition:
         )
 
     def picture(self, labels: Labels) -> str:
-        """An SVG of the classes on each client."""
+        """An SVG of the class counts of each client."""
         numbers = self.statistics(labels)
         title = (
             f"{labels.name}, {self.name}: {self.clients} clients, {numbers.train_slots} training samples "
@@ -152,7 +152,7 @@ class Partition:
             raise CoterieError(f"{path}: cannot be written ({error.strerror})") from error
 
     def write(self, stream: IO[bytes]) -> None:
-        """The same into an open file."""
+        """Like `save`, into an open file."""
         about = np.array(json.dumps({"name": self.name, "settings": self.settings}))
         np.savez_compressed(stream, about=about, **self._content())
 
@@ -169,7 +169,7 @@ class Partition:
 
     @classmethod
     def read(cls, stream: IO[bytes], path: str | os.PathLike[str]) -> Self:
-        """The same from an open file. path: for messages."""
+        """Like `load`, from an open file. path: for error messages."""
         try:
             content = arrays_of(stream)
             about = json.loads(str(content.get("about", '{"name": "file", "settings": {}}')))
@@ -185,7 +185,7 @@ class Partition:
                 angles=None if angles is None else tuple(angles.tolist()),
             )
         except DAMAGED as error:
-            raise CoterieError(f"{path}: not a partition file, or a damaged one ({damage(error)})") from error
+            raise CoterieError(f"{path}: not a valid partition file ({damage(error)})") from error
 
 
 DAMAGED = (OSError, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError, NotImplementedError,
@@ -193,16 +193,16 @@ DAMAGED = (OSError, EOFError, ValueError, KeyError, IndexError, TypeError, Attri
 
 
 def damage(error: Exception) -> str:
-    """In words; but for NumPy's on what may be Python objects, which tell how to run them."""
-    return "no arrays, or of Python objects, which are not read" if "allow_pickle" in str(error) else str(error)
+    """The error's message, except NumPy's on pickled objects, which recommends allow_pickle."""
+    return "no arrays, or of Python objects, which are not loaded" if "allow_pickle" in str(error) else str(error)
 
 
 def arrays_of(stream: IO[bytes]) -> dict[str, NDArray[Any]]:
-    """The arrays of a small .npz file, whose sizes are checked before they are unpacked."""
+    """The arrays of an .npz file; their size is checked before they are unpacked."""
     with zipfile.ZipFile(stream) as archive:
         size = sum(entry.file_size for entry in archive.infolist())
     if size > MOST_BYTES:
-        raise ValueError(f"its arrays take {size:,} bytes; at most {MOST_BYTES:,} are read")
+        raise ValueError(f"its arrays take {size:,} bytes; the limit is {MOST_BYTES:,}")
     stream.seek(0)
     with np.load(stream, allow_pickle=False) as file:
         return dict(file)

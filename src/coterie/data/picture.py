@@ -1,4 +1,4 @@
-"""A picture of a partition: a circle for each client and class, its area the number of samples."""
+"""Bubble chart of a partition: one circle per client and class, its area proportional to the number of samples."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def picture(title: str, counts: NDArray[np.int64], names: Sequence[str]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" class="coterie-partition" role="img" width="{width}" '
         f'height="{height}" viewBox="0 0 {width} {height}"><title>{shown(title)}</title><style>{STYLE}</style>',
         _text(8, 18, title, "start"),
-        _text(8, 34, f"area: samples, the largest circle has {counts.max()}", "start"),
+        _text(8, 34, f"circle area: number of samples, at most {counts.max()}", "start"),
         _text(left - 8, top - 8, "class", "end"),
         _text((left + right) / 2, bottom + 34, "client", "middle"),
     ]

@@ -1,4 +1,4 @@
-"""All partition rules by name, and the ones that need few lines."""
+"""All partition rules by name, and the short ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def iid(
     test_size: int | None = None,
     seed: int = 0,
 ) -> Partition:
-    """Random samples, as many for each client, each given once; without sizes, as many as there are."""
+    """Random samples without replacement, the same number for each client; default: as many as possible."""
     between(1, min(len(labels.train), len(labels.test)), num_clients=num_clients)
     at_least(0, seed=seed)
     draw = np.random.default_rng(seed)
@@ -47,7 +47,7 @@ def pathological(
     test_size: int = 300,
     seed: int = 0,
 ) -> Partition:
-    """A few classes per client, in equal parts: as many as its group has, drawn for each client or each group."""
+    """A few classes per client, in equal parts; its group sets how many, and they are drawn per client or per group."""
     at_least(1, num_clients=num_clients, local_size=local_size, test_size=test_size)
     at_least(0, seed=seed)
     for number in classes_per_client or (0,):
@@ -61,13 +61,13 @@ def pathological(
 
 
 def draw_classes(draw: Generator, numbers: Sequence[int], classes: int, different: bool) -> list[tuple[int, ...]]:
-    """So many classes for each; together all classes, where the numbers allow it."""
+    """Draw `numbers[i]` classes for each i, covering all classes if the numbers allow it."""
     for _ in range(10_000):
         sets = [tuple(sorted(draw.choice(classes, number, replace=False).tolist())) for number in numbers]
         complete = len(set().union(*sets)) == classes or sum(numbers) < classes
         if complete and (len(set(sets)) == len(sets) or not different):
             return sets
-    raise CoterieError(f"found no different sets of {tuple(numbers)} classes that have all {classes} classes in them")
+    raise CoterieError(f"found no distinct sets of {tuple(numbers)} classes that cover all {classes} classes")
 
 
 def _balanced(y: Indices, classes: int, sets: Sequence[tuple[int, ...]], size: int) -> tuple[Indices, ...]:
@@ -80,7 +80,7 @@ def _balanced(y: Indices, classes: int, sets: Sequence[tuple[int, ...]], size: i
 
 @recorded
 def natural(labels: Labels) -> Partition:
-    """The clients the data come from: hospitals, writers, devices."""
+    """Clients as given by the data: hospitals, writers, devices."""
     if labels.owners is None:
         raise CoterieError(f"{labels.name} does not say which client a sample comes from; choose another partition")
     clients = 1 + max(int(owners.max(initial=0)) for owners in labels.owners)

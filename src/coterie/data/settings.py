@@ -1,4 +1,4 @@
-"""What every partition rule does with its settings: check them, and write them down."""
+"""Check the settings of partition rules and record them in the partition."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ P = ParamSpec("P")
 def at_least(low: float, **settings: float) -> None:
     for name, value in settings.items():
         if not value >= low:
-            raise CoterieError(f"{name} is {value}: it must be at least {low}")
+            raise CoterieError(f"{name} must be at least {low}, got {value}")
 
 
 def between(low: float, high: float, **settings: float) -> None:
     for name, value in settings.items():
         if not low <= value <= high:
-            raise CoterieError(f"{name} is {value}: it must be between {low} and {high}")
+            raise CoterieError(f"{name} must be between {low} and {high}, got {value}")
 
 
 def recorded(rule: Callable[P, Partition]) -> Callable[P, Partition]:
-    """The rule, with its name and all its settings, defaults too, written into the partition it makes."""
+    """Decorate a rule: record its name and all its settings, including defaults, in its partitions."""
     signature = inspect.signature(rule)
 
     @functools.wraps(rule)

@@ -1,4 +1,4 @@
-"""What is fitted on the training samples of all clients together: fills of gaps, mean and deviation."""
+"""Statistics of the training samples of all clients: fill values, mean and standard deviation."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from coterie.core.errors import CoterieError, unknown
 from coterie.core.preprocess import Preprocess
 
 NORMALISE = ("auto", "none")
-CHANNELS = (1, 3, 4)  # of images as people store them
+CHANNELS = (1, 3, 4)  # common numbers of image channels
 BLOCK = 4096  # samples at a time, in float64
 
 
 def normalised(
     data: FederatedData, transform: Transform, how: str | None, channel_axis: int | None = None
 ) -> FederatedData:
-    """With this transform; auto: with the statistics of all clients' training samples together; none: without any."""
+    """Set the transform. how: auto computes mean and standard deviation over all clients, none removes them."""
     if how is not None and how not in NORMALISE:
-        raise unknown("way to normalise", how, NORMALISE)
+        raise unknown("--normalise value", how, NORMALISE)
     if how != "auto":
         if channel_axis is not None:
-            raise CoterieError("--channel-axis is the axis of --normalise auto, which is not set")
+            raise CoterieError("--channel-axis needs --normalise auto")
         return replace(data, transform=transform if how is None else replace(transform, mean=(), std=()))
     axis = statistics_axis(data.shape, data.train.x.dtype, channel_axis)
     transform = replace(transform, mean=(), std=(), axis=axis)
@@ -35,11 +35,11 @@ def normalised(
 
 
 def statistics_axis(shape: tuple[int, ...], dtype: torch.dtype, named: int | None) -> int:
-    """The axis of one sample along which statistics are taken; samples that leave it open are refused."""
+    """The channel axis of one sample; raises an error if it is neither named nor clear from the shape."""
     size = " x ".join(map(str, shape))
     if not dtype.is_floating_point and not is_pixels(shape, dtype):
         raise CoterieError(
-            f"tokens are not normalised (samples are integers of shape {size}); leave --normalise out, or read them "
+            f"tokens cannot be normalized (samples are integers of shape {size}); omit --normalise, or read them "
             "as numbers with --input values"
         )
     if named is not None:
@@ -63,9 +63,9 @@ def statistics_axis(shape: tuple[int, ...], dtype: torch.dtype, named: int | Non
 
 
 def moments(split: Split, transform: Transform) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of each channel or column, of pixels scaled to 0..1 and tables as the network gets them.
+    """Mean and standard deviation of each channel or column, of pixels scaled to 0..1 and of encoded tables.
 
-    The deviation of a constant is 1.
+    The standard deviation of a constant is set to 1.
     """
     prepare = Preprocess(replace(transform, mean=(), std=()), torch.float64)
 
@@ -83,9 +83,9 @@ def moments(split: Split, transform: Transform) -> tuple[tuple[float, ...], tupl
 
 
 def filled(data: FederatedData, missing: str) -> FederatedData:
-    """With fills for the gaps of a table, if they are to be filled: the training median, or most frequent category.
+    """Set fill values for a table if missing is "median": the training median, or the most frequent category.
 
-    A column with gaps among the training samples gets an indicator as well. missing: refuse or median.
+    Columns with missing training values also get an indicator. missing: refuse or median.
     """
     columns = data.transform.columns
     known = data.train.x if data.validation is None else torch.cat([data.train.x, data.validation.x])
@@ -98,7 +98,7 @@ def filled(data: FederatedData, missing: str) -> FederatedData:
 
 
 def fitted(column: Column, values: Tensor) -> Column:
-    """values (N,): of the training samples, NaN where one is missing."""
+    """Fit fill value and indicator. values (N,): training samples, NaN: missing."""
     if column.fill is not None:
         return column
     there = values[~values.isnan()].double()

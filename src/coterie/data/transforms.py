@@ -1,4 +1,4 @@
-"""How each paper prepares each dataset."""
+"""The preprocessing of each dataset in each paper."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from coterie.core.errors import unknown
 
 GREY = Transform((0.1307,), (0.3081,))
 HALF = 0.5
-TRANSFORMS: dict[str, dict[str, Transform]] = {  # protocol (methods of which paper) -> dataset
+TRANSFORMS: dict[str, dict[str, Transform]] = {  # protocol -> dataset
     "pac": {
         "mnist": GREY,
         "fashion-mnist": GREY,
@@ -26,12 +26,12 @@ TRANSFORMS["crc"] = {
     "cifar10": Transform((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), crop=4, flip=True),
 }
 TRANSFORMS["reg"] = TRANSFORMS["akd"] = {
-    name: Transform((HALF,) * len(usual.mean), (HALF,) * len(usual.std)) for name, usual in TRANSFORMS["pac"].items()
+    name: Transform((HALF,) * len(pac.mean), (HALF,) * len(pac.std)) for name, pac in TRANSFORMS["pac"].items()
 }
 
 
 def transform(dataset: str, protocol: str = "pac") -> Transform:
-    """How a paper prepares a dataset: protocol pac, reg, crc or akd."""
+    """The preprocessing of a dataset in a protocol: pac, reg, crc or akd."""
     if protocol not in TRANSFORMS:
         raise unknown("protocol", protocol, TRANSFORMS)
     if dataset not in TRANSFORMS[protocol]:

@@ -50,7 +50,7 @@ class Agreement:
 
     method: AnyMethod
     model: Model
-    clients: int  # m
+    num_clients: int  # m
     shape: tuple[int, ...]  # of a raw sample
     dtype: torch.dtype
     splits: tuple[str, ...]  # that clients are evaluated on
@@ -62,9 +62,9 @@ class Agreement:
     def templates(self) -> Templates:
         """Obtained by a rehearsal with two black images."""
         method, model = self.method.rehearsed(), self.model
-        counts = torch.ones(self.clients, model.classes, dtype=torch.int64)
+        counts = torch.ones(self.num_clients, model.classes, dtype=torch.int64)
         server = method.server_init(model, Census(counts.sum(1), counts))
-        a, b = (method.server_send(server, torch.tensor(i)) for i in (0, min(1, self.clients - 1)))
+        a, b = (method.server_send(server, torch.tensor(i)) for i in (0, min(1, self.num_clients - 1)))
         same = zip(tree.items(a), tree.leaves(b), strict=True)
         shared = frozenset(name for (name, t), other in same if t is other)
         x, y = torch.zeros(2, *self.shape, dtype=self.dtype), torch.tensor([0, model.classes - 1])
@@ -117,7 +117,7 @@ class Agreement:
     def digest(self) -> str:
         """Checksum of the whole agreement; both sides must compute the same one."""
         parts = (self.start, self.welcome, self.shared, self.own, self.up, self.scores)
-        options = {"method": settings(self.method), "seed": self.seed, "clients": self.clients}
+        options = {"method": settings(self.method), "seed": self.seed, "clients": self.num_clients}
         preprocess = {name: t.tolist() for name, t in self.model.preprocess.state_dict().items()}
         network = f"{self.model.encoder}\n{self.model.head}\n{preprocess} {self.model.preprocess.axis}"
         content = json.dumps(options, default=str, sort_keys=True)

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from coterie.core.errors import CoterieError
-from coterie.deploy.membership import NAME
-from coterie.runs.disk import whole
+from coterie.deploy.membership import NAME, check_name
+from coterie.deploy.roster import libraries
+from coterie.runs.disk import whole, writing
 
 SERVER_RIGHTS = """\
 # The server of the federation {name}.
@@ -65,10 +66,9 @@ def make_certificates(
     this federation, and keep the rights that they have.
     """
     check_names(devices)
-    if not NAME.fullmatch(federation):
-        raise CoterieError(f"invalid federation name '{federation}': use letters, digits, '-', '_' and '.'")
-    ready()
-    try:
+    check_name("federation", federation)
+    libraries()
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         made = [] if complete(folder, "ca") else [make(folder, "ca", None, (), days)]
         new = [name for name in ("broker", "server", *devices) if not complete(folder, name)]
@@ -80,8 +80,6 @@ def make_certificates(
             made.append(folder / "mosquitto.conf")
         if give_rights(folder / "rights.acl", devices, federation):
             made.append(folder / "rights.acl")
-    except OSError as error:
-        raise CoterieError(f"cannot write to {folder}: {error.strerror}") from None
     return made
 
 
@@ -104,13 +102,6 @@ def check_names(devices: list[str]) -> None:
                 f"invalid device name '{name}': use letters, digits, '-', '_' and '.'; "
                 "'ca', 'broker' and 'server' are reserved"
             )
-
-
-def ready() -> None:
-    try:
-        import cryptography  # noqa: F401
-    except ImportError:
-        raise CoterieError("certificates need the package cryptography: pip install 'coterie[mqtt]'") from None
 
 
 def complete(folder: Path, name: str) -> bool:

@@ -20,6 +20,7 @@ from coterie.deploy.store import Store
 from coterie.deploy.wire import Header, Refused
 from coterie.execution.looped import ClientRunner, one_thread
 from coterie.execution.requests import Request, Turn, keys
+from coterie.execution.scoring import weighed
 from coterie.privacy.accountant import Spent
 from coterie.privacy.noise import check_secret, layers
 from coterie.privacy.private_sgd import SampleNoise
@@ -151,8 +152,8 @@ class Device:
         for split in self.agreement.splits:
             held: Split = getattr(self.data, split)
             total = torch.tensor(held.sizes[self.ids.index(client)])
-            right, loss = self._work(Request("score", split), client, state, down)
-            found[split] = torch.stack([right, total.double(), loss / total.clamp_min(1)])
+            right, loss = weighed(self.model.task, self._work(Request("score", split), client, state, down), total)
+            found[split] = torch.stack([right, total.double(), loss])
         return found
 
     def _reported(self, scores: tree.Tree) -> tree.Tree:

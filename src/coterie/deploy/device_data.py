@@ -22,14 +22,14 @@ def load_hosted_clients(clients: str, wanted: DataSettings) -> tuple[tuple[int, 
         wanted = replace(wanted, client_column="")
     data = load_clients(**asdict(wanted))
     if is_path(wanted.dataset):
-        if len(ids) != data.clients:
+        if len(ids) != data.num_clients:
             raise CoterieError(
-                f"{wanted.dataset} has {data.clients} clients ({', '.join(data.client_names[:10])}), but `clients` "
+                f"{wanted.dataset} has {data.num_clients} clients ({', '.join(data.client_names[:10])}), but `clients` "
                 f"lists {len(ids)}: {clients}"
             )
         return ids, data
-    if max(ids) >= data.clients:
-        raise CoterieError(f"client {max(ids)} is out of range: this partition has clients 0 to {data.clients - 1}")
+    if max(ids) >= data.num_clients:
+        raise CoterieError(f"client {max(ids)} is out of range: this partition has clients 0 to {data.num_clients - 1}")
     return ids, data.pick(ids)
 
 

@@ -27,7 +27,7 @@ from coterie.privacy import Protection
 from coterie.privacy.encryption import Encrypted
 from coterie.privacy.keys import load_secret
 from coterie.runs.config import made_method
-from coterie.runs.disk import whole
+from coterie.runs.disk import whole, writing
 
 AUTO, FILLS, CLASSES = "--normalise auto", "Filling gaps with the training median", "--tell-classes"
 ALTERNATIVES = {  # to options that reveal exact statistics
@@ -113,6 +113,18 @@ def agreement_from_terms(terms: Terms, model: Model, policy: DevicePolicy) -> Ag
     return agreement
 
 
+def accept_terms(terms: Terms, start: bytes, policy: DevicePolicy) -> Agreement:
+    """Check that this device computes the server's agreement, and store the terms. start: the initial weights."""
+    agreement = agreement_from_terms(terms, network_from_terms(terms, policy, start), policy)
+    if agreement.digest != terms.digest or checksum(start) != terms.start:
+        raise CoterieError(
+            "server and device differ in method, model or settings: use the same versions of Coterie and torch, and "
+            "the same model"
+        )
+    save_terms(policy.folder / terms.federation[:16], terms, start)
+    return agreement
+
+
 def method_from_terms(terms: Terms, model: Model, policy: DevicePolicy) -> AnyMethod:
     """The method, with the protection that the server requests and the user of this device allows."""
     method, requested = made_method(terms.method, allowed_method(terms, policy)), terms.protection
@@ -166,13 +178,11 @@ def device_from_terms(
 
 def save_terms(folder: Path, terms: Terms, start: bytes) -> None:
     """Store the terms, for a device that is not connected when the federation ends."""
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in (("terms.json", to_json(terms)), ("start.bin", start)):
             with whole(folder / name) as part:
                 part.write_bytes(content)
-    except OSError as error:
-        raise CoterieError(f"cannot write to {folder}: {error.strerror}") from None
 
 
 def load_terms(folder: Path, federation: str) -> tuple[Terms, bytes] | None:

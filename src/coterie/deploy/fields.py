@@ -92,7 +92,7 @@ CATEGORIES: dict[str, str] = {
     "up.cluster": COMPUTED,
     "up.values": COMPUTED,
     "up.condition": COMPUTED,
-    "scores.correct": SCORES,
+    "scores.weighted": SCORES,
     "scores.total": SCORES,
     "scores.loss": SCORES,
 }

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from coterie.core.errors import CoterieError
 from coterie.core.method import Census
 from coterie.deploy.handshake import Hello, HostedClient, SampleSchema, from_json, read
 from coterie.deploy.roster import Roster, fingerprint
@@ -24,14 +25,19 @@ TYPES = ("uint8", "bool", "int8", "int16", "int32", "int64", "float16", "bfloat1
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 
+def check_name(what: str, name: str) -> None:
+    if not NAME.fullmatch(name):
+        raise CoterieError(f"invalid {what} name '{name}': use letters, digits, '-', '_' and '.'")
+
+
 class Membership:
     """Grows as devices join. A client belongs to the device in the roster, or else to the first that announces it."""
 
     def __init__(
-        self, clients: int, roster: Roster | None = None, max_samples: int = MAX_SAMPLES, robust: bool = False
+        self, num_clients: int, roster: Roster | None = None, max_samples: int = MAX_SAMPLES, robust: bool = False
     ) -> None:
         """max_samples: of one client. robust: pool statistics of samples by medians."""
-        self.clients, self.roster, self.max_samples, self.robust = clients, roster, max_samples, robust
+        self.num_clients, self.roster, self.max_samples, self.robust = num_clients, roster, max_samples, robust
         self.devices: dict[str, Hello] = {}
         self.owner: dict[int, str] = {}  # client -> device
 
@@ -87,8 +93,8 @@ class Membership:
         if not hello.clients:
             raise Refused("the device hosts no clients")
         for client in hello.clients:
-            if not 0 <= client.id < self.clients:
-                raise Refused(f"client {client.id} is out of range: clients are 0 to {self.clients - 1}")
+            if not 0 <= client.id < self.num_clients:
+                raise Refused(f"client {client.id} is out of range: clients are 0 to {self.num_clients - 1}")
             owner = self.owner.get(client.id, hello.device)
             if owner != hello.device:
                 raise Refused(f"client {client.id} is already hosted by device {owner}")
@@ -109,11 +115,11 @@ class Membership:
 
     @property
     def full(self) -> bool:
-        return len(self.owner) == self.clients
+        return len(self.owner) == self.num_clients
 
     @property
     def missing(self) -> list[int]:
-        return [client for client in range(self.clients) if client not in self.owner]
+        return [client for client in range(self.num_clients) if client not in self.owner]
 
     def label(self, client: int) -> str:
         """The client's number, with its name and device if known."""
@@ -138,7 +144,7 @@ class Membership:
     def rows(self) -> list[HostedClient]:
         """Clients 0, 1, ..., as their devices announced them."""
         known = {client.id: client for hello in self.devices.values() for client in hello.clients}
-        return [known[client] for client in range(self.clients)]
+        return [known[client] for client in range(self.num_clients)]
 
     @property
     def census(self) -> Census:
@@ -179,7 +185,7 @@ class Membership:
         schema, rows = self.schema, self.rows
         return {
             "name": schema.name,
-            "clients": self.clients,
+            "clients": self.num_clients,
             "classes": schema.classes,
             "class_names": list(schema.class_names),
             "client_names": self.names if any(self.names) else [],

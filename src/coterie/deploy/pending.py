@@ -5,15 +5,30 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
+from coterie.core.errors import CoterieError
 from coterie.deploy.agreement import Agreement
 from coterie.deploy.messages import STATE_LOST, Message, Received
-from coterie.deploy.timeouts import Timeouts
 from coterie.deploy.transports.interface import AnswerReceived, DeviceConnected, DeviceDisconnected, Transport
 from coterie.deploy.wire import InvalidAnswer, Refused
 
 log = logging.getLogger("coterie")
 OUTCOMES = {"join": "did not join", "train": "did not train", "score": "was not evaluated", "finish": "did not finish"}
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """How long the server waits, in seconds."""
+
+    deadline: float = field(default=600.0, metadata={"help": "seconds that clients have for an answer"})
+    grace: float = field(default=30.0, metadata={"help": "seconds that a disconnected device has to reconnect"})
+    wait: float = field(default=3600.0, metadata={"help": "seconds to wait for enough devices"})
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not value > 0:
+                raise CoterieError(f"--{name} must be more than 0 seconds, got {value:g}")
 
 
 class PendingRequests:

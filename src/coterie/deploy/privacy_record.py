@@ -21,12 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coterie.core.errors import CoterieError
 from coterie.deploy.wire import Header
 from coterie.privacy import Protection, merged
 from coterie.privacy.accountant import Spent, best_accountant, epsilon
 from coterie.privacy.private_sgd import CUT
-from coterie.runs.disk import whole
+from coterie.runs.disk import whole, writing
 
 log = logging.getLogger("coterie")
 DELTA = 1e-5
@@ -152,11 +151,10 @@ class PrivacyRecord:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Serialize the processes of this device: Flower may start several at once."""
-        try:
-            (self.folder / "privacy").mkdir(parents=True, exist_ok=True)
-            file = (self.folder / "privacy" / "lock").open("ab")
-        except OSError as error:
-            raise CoterieError(f"cannot write to {self.folder / 'privacy'}: {error.strerror}") from None
+        folder = self.folder / "privacy"
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            file = (folder / "lock").open("ab")
         with file:
             if sys.platform != "win32":
                 import fcntl

@@ -19,8 +19,7 @@ from coterie.core.errors import CoterieError
 from coterie.core.method import Census
 from coterie.deploy.agreement import Agreement
 from coterie.deploy.messages import Message, Received
-from coterie.deploy.pending import PendingRequests
-from coterie.deploy.timeouts import Timeouts
+from coterie.deploy.pending import PendingRequests, Timeouts
 from coterie.deploy.transports.interface import Transport
 from coterie.deploy.wire import Header, InvalidAnswer
 from coterie.execution.answers import Returned
@@ -56,9 +55,9 @@ class Remote(Backend):
         self.agreement, self.transport, self.timeouts = agreement, transport, timeouts
         self.max_missing, self.held = max_missing, held or {}
         self.method, self.model, self.device = agreement.method, agreement.model, torch.device("cpu")
-        self.count, self.splits, self.census = agreement.clients, list(agreement.splits), census
+        self.num_clients, self.splits, self.census = agreement.num_clients, list(agreement.splits), census
         self.chance = majority_share(census.class_counts)
-        self.states = ClientMemory(self.count, self.device)
+        self.states = ClientMemory(self.num_clients, self.device)
         self.joined: dict[int, Message] = {}  # client -> its join request
         self.measured: dict[str, Scores] = {}  # of the clients that trained last
         self.scored: tuple[Any, dict[str, Scores]] = ((), {})  # the last `downs` to be scored, and their scores
@@ -66,7 +65,7 @@ class Remote(Backend):
     def join(self, welcome: tree.Tree) -> None:
         self._wait_for_clients(self.everyone.tolist())
         tensors = tree.flatten(welcome)
-        for client in range(self.count):
+        for client in range(self.num_clients):
             self.joined[client] = self.agreement.request(Header("join", client=client, base=""), tensors)
         self._advance(self.joined.values())
         self._ask(self.joined)

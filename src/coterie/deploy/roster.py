@@ -37,7 +37,7 @@ class Roster:
             raise Refused(f"the roster assigns client {client} to certificate {entry.fingerprint}, but got {found}")
 
 
-def read_roster(path: str | Path, clients: int) -> Roster:
+def read_roster(path: str | Path, num_clients: int) -> Roster:
     """Read lines `CLIENT DEVICE [FINGERPRINT]`, or the same as CSV; lines that start with # are comments."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
@@ -52,13 +52,15 @@ def read_roster(path: str | Path, clients: int) -> Roster:
         if len(words) not in (2, 3) or not words[0].isdecimal():
             raise CoterieError(f"{where}: expected CLIENT DEVICE [FINGERPRINT], got '{line.strip()[:80]}'")
         client, mark = int(words[0]), words[2].replace(":", "").lower() if len(words) == 3 else ""
-        if client >= clients or client in entries:
-            problem = "is listed twice" if client in entries else f"is not one of 0 to {clients - 1} (--num-clients)"
+        if client >= num_clients or client in entries:
+            problem = (
+                "is listed twice" if client in entries else f"is not one of 0 to {num_clients - 1} (--num-clients)"
+            )
             raise CoterieError(f"{where}: client {client} {problem}")
         if mark and (len(mark) != 64 or not set(mark) <= set("0123456789abcdef")):
             raise CoterieError(f"{where}: a fingerprint is the SHA-256 of a certificate, 64 hexadecimal digits")
         entries[client] = RosterEntry(words[1], mark)
-    if missing := [client for client in range(clients) if client not in entries]:
+    if missing := [client for client in range(num_clients) if client not in entries]:
         raise CoterieError(f"--roster {path}: no device for clients {', '.join(map(str, missing[:20]))}")
     return Roster(entries, str(path))
 

@@ -23,10 +23,10 @@ from coterie.core.rehearsal import rehearse
 from coterie.core.wrapper import innermost
 from coterie.deploy.agreement import COMPRESS, Agreement
 from coterie.deploy.handshake import SampleSchema, Terms, dtype_of, to_json
-from coterie.deploy.membership import MAX_SAMPLES, NAME, Membership
+from coterie.deploy.membership import MAX_SAMPLES, Membership, check_name
+from coterie.deploy.pending import Timeouts
 from coterie.deploy.remote import Remote
 from coterie.deploy.roster import read_roster
-from coterie.deploy.timeouts import Timeouts
 from coterie.deploy.transports.mqtt.connection import Broker
 from coterie.deploy.transports.mqtt.server import MqttTransport
 from coterie.deploy.transports.presence import DeviceTransport, Register
@@ -57,8 +57,7 @@ class Service:
     )
 
     def __post_init__(self) -> None:
-        if not NAME.fullmatch(self.name):
-            raise CoterieError(f"invalid federation name '{self.name}': use letters, digits, '-', '_' and '.'")
+        check_name("federation", self.name)
         if self.num_clients < 1:
             raise CoterieError("--num-clients is required: the number of clients of the federation")
         if self.max_samples < 1:
@@ -113,14 +112,14 @@ def run_federation(
         schema = membership.schema
         encryption = Encryption(**{f.name: settings.pop(f.name) for f in fields(Encryption) if f.name in settings})
         chosen, federation, safety, default_model = choose(
-            method, protocol, About(schema.name, schema.shape, membership.clients), settings
+            method, protocol, About(schema.name, schema.shape, membership.num_clients), settings
         )
         check(federation)
         check_private(protection, safety)
         network = model if model is not None else default_model
         identity = before["federation"] if before else secrets.token_hex(16)
         made = network_for(network, schema, federation.seed, head, model_args)
-        dtype, joining = dtype_of(schema), federation.joining(membership.clients)
+        dtype, joining = dtype_of(schema), federation.joining(membership.num_clients)
         rehearse(chosen, made, torch.zeros(4, *schema.shape, dtype=dtype), torch.arange(4) % schema.classes)
         sizes = membership.census.samples.tolist()
         privacy = guarantee(protection, chosen, made, federation, torch.zeros(1, *schema.shape, dtype=dtype), sizes)
@@ -132,7 +131,7 @@ def run_federation(
         agreement = Agreement(
             layered,
             made,
-            membership.clients,
+            membership.num_clients,
             schema.shape,
             dtype,
             membership.splits,
@@ -143,7 +142,7 @@ def run_federation(
         name = network if isinstance(network, str) else None
         announce(transport, agreement, schema, federation, name, head, requested)
         missing, held, names = safety.max_left_out, membership.held, membership.names
-        clients = Remote(agreement, membership.census, transport, timeouts, missing, held, names, bool(before))
+        backend = Remote(agreement, membership.census, transport, timeouts, missing, held, names, bool(before))
         about = {
             **(config or {}),
             "network": {"name": name, "head": head, "args": dict(model_args or {})},
@@ -152,7 +151,7 @@ def run_federation(
             **encryption.about(layered),
             "deployment": {"federation": identity, **asdict(service), **devices(membership)},
         }
-        result = drive(clients, None, federation, safety, out, resume, watch, about)
+        result = drive(backend, None, federation, safety, out, resume, watch, about)
         transport.end_federation()
         received, sent = transport.traffic
         show(f"traffic: {sent / 1e6:.2f} MB sent, {received / 1e6:.2f} MB received (compress: {service.compress})")
@@ -167,9 +166,10 @@ def restore(membership: Membership, before: Mapping[str, Any]) -> None:
         membership.restore(before.get("hellos", ()))
     except (Refused, TypeError) as reason:
         raise CoterieError(f"cannot resume: config.json does not list valid devices: {reason}") from None
-    if before and before.get("num_clients") != membership.clients:
+    if before and before.get("num_clients") != membership.num_clients:
         raise CoterieError(
-            f"cannot resume: the run has {before.get('num_clients')} clients, but --num-clients is {membership.clients}"
+            f"cannot resume: the run has {before.get('num_clients')} clients, but --num-clients is "
+            f"{membership.num_clients}"
         )
 
 
@@ -182,7 +182,7 @@ def wait_for_clients(
         missing = membership.labels(membership.missing)
         if len(membership.owner) != shown:
             shown = len(membership.owner)
-            show(f"waiting for devices: {shown} of {membership.clients} clients connected; missing: {missing}")
+            show(f"waiting for devices: {shown} of {membership.num_clients} clients connected; missing: {missing}")
         if time.monotonic() > end:
             connected = membership.labels(sorted(membership.owner)) or "none"
             raise CoterieError(
@@ -218,7 +218,7 @@ def announce(
         described(method),
         network,
         head,
-        agreement.clients,
+        agreement.num_clients,
         federation.rounds,
         agreement.splits,
         agreement.seed,

@@ -33,7 +33,7 @@ class Returned(NamedTuple):
     known: Known | None = None  # what the ranges depend on
 
     def whole(self) -> Answers:
-        """All answers, as if all could be used."""
+        """All answers, before any check."""
         return Answers(self.clients, self.ups, (), self.silent)
 
     def sift(self) -> Answers:

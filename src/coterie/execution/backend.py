@@ -20,7 +20,7 @@ from coterie.core.wrapper import innermost
 from coterie.execution.answers import Answers, Returned, in_order, rows_where
 from coterie.execution.memory import ClientMemory
 from coterie.execution.requests import Cohort, CohortInput, Request, Turn
-from coterie.execution.scoring import Scores, has_global, majority_share
+from coterie.execution.scoring import Scores, has_global, majority_share, weighed
 
 
 class Backend(ABC):
@@ -31,7 +31,7 @@ class Backend(ABC):
     model: Model
     device: torch.device  # of messages
     states: ClientMemory  # client states, as far as they are known here
-    count: int  # m
+    num_clients: int  # m
     splits: list[str]  # that clients can be evaluated on
     census: Census
     chance: float  # majority-class accuracy on the test samples
@@ -79,7 +79,7 @@ class Backend(ABC):
 
     @property
     def everyone(self) -> Tensor:
-        return torch.arange(self.count)
+        return torch.arange(self.num_clients)
 
 
 class LocalBackend(Backend):
@@ -102,11 +102,11 @@ class LocalBackend(Backend):
         self.method, self.model, self.data, self.seed = method, model.to(device), data, seed
         self.fast = self.model  # the model that computes, perhaps fused
         self.has_global: bool | None = None  # None: not known yet
-        self.count = data.clients
+        self.num_clients = data.num_clients
         self.splits = ["test"] if data.validation is None else ["test", "validation"]
         self.census = Census(torch.tensor(data.train.sizes), data.train.class_counts(data.classes))
         self.chance = majority_share(data.test.class_counts(data.classes))
-        self.states = ClientMemory(data.clients, self.device, state_dir)
+        self.states = ClientMemory(data.num_clients, self.device, state_dir)
         check_batches(method, data)
 
     def rehearse(self) -> None:
@@ -121,7 +121,7 @@ class LocalBackend(Backend):
     def compute(self, job: Request, cohort: Cohort, states: Any, downs: Any) -> Any:
         """Compute a request for a cohort, with its rows of states and downs. Results have the client axis in front.
 
-        join and finish return states, train returns (states, ups), score and score_global (C, 2) sums over samples.
+        join and finish return states, train returns (states, ups), score and score_global what `scoring.score` does.
         """
 
     def each(self, job: Request, tasks: Iterable[CohortInput]) -> Iterator[tuple[CohortInput, Any]]:
@@ -143,7 +143,7 @@ class LocalBackend(Backend):
         return Returned(clients, ups, finite, known=self.known(clients))
 
     def finish(self, clients: Tensor, downs: Any, turn: Turn) -> None:
-        if len(clients) < self.count:
+        if len(clients) < self.num_clients:
             raise ValueError("all clients must finish together: their states may change form")
         self._renew(Request("finish", turn=turn), downs)
 
@@ -193,9 +193,9 @@ class LocalBackend(Backend):
             none = torch.zeros(len(clients), dtype=torch.float64)
             return Scores(clients, none, total, none)
         work = self._work(job, clients, downs)
-        counted = in_order(len(clients), ((task.cohort.rows, sums) for task, sums in work))
-        right, loss = counted.unbind(1)
-        return Scores(clients, right, total, loss / total.clamp_min(1).to(loss.device, non_blocking=True))
+        found = in_order(len(clients), ((given.cohort.rows, row) for given, row in work))  # (S, parts and loss)
+        weighted, loss = weighed(self.model.task, found, total)
+        return Scores(clients, weighted, total, loss)
 
     def _renew(self, job: Request, downs: Any) -> None:
         """Replace the states of all clients, perhaps by states of another form."""

@@ -72,19 +72,19 @@ def place(method: AnyMethod, model: Model, data: FederatedData, seed: int, how: 
         there = (how.device, how.cohort, how.ray_workers, how.ray_address)
         return Ray(method, model, data, seed, *there, how.state_dir)
     where = how.backend if how.backend != "auto" else fastest(method, model, data, device, how)
-    clients = (
+    backend = (
         Looped(method, model, data, seed, device, how.processes, how.state_dir)
         if where == "looped"
         else Stacked(method, model, data, seed, device, how.cohort, how.state_dir)
     )
     try:
-        clients.rehearse()
+        backend.rehearse()
         if how.backend == "stacked" and (problem := vmap_problem(method, model, *rehearsal_samples(data))):
             raise CoterieError(f"clients cannot be stacked: {problem}; use backend=looped, or auto")
     except BaseException:
-        clients.close()
+        backend.close()
         raise
-    return clients
+    return backend
 
 
 def ready(how: Execution) -> str:
@@ -138,4 +138,4 @@ def worth_batching(model: Model, data: FederatedData, device: str, how: Executio
         return True
     convolutions = any(isinstance(m, nn.modules.conv._ConvNd) for m in model.encoder.modules())
     small = sum(t.numel() for t in tree.leaves(model.start)) <= SMALL
-    return small and not convolutions and data.clients >= FEW and how.processes is None
+    return small and not convolutions and data.num_clients >= FEW and how.processes is None

@@ -13,7 +13,8 @@ from torch import Tensor
 from coterie.core.data import FederatedData, Split
 from coterie.core.method import AnyMethod
 from coterie.core.model import Model
-from coterie.execution.requests import Cohort, Request, cohort_of, slices
+from coterie.execution.requests import Cohort, Request, cohort_of
+from coterie.execution.scoring import slices
 
 SPLITS = ("train", "test", "validation")
 WASTE = 0.15  # share of the steps that may be padding
@@ -96,14 +97,14 @@ class CohortPartition:
     """Partitions clients into cohorts of similar size, or of equal size if padding would change results."""
 
     def __init__(self, method: AnyMethod, model: Model, data: FederatedData) -> None:
-        self.data, self.exact, self.by_batch = data, model.minds_padding, model.tests_by_batch
+        self.data, self.exact, self.by_client = data, model.minds_padding, model.tests_by_client
         held = {name: split for name in SPLITS if (split := getattr(data, name)) is not None}
         self.lengths = {name: Lengths(split.sizes) for name, split in held.items()}
         self.lengths["train"] = Lengths(data.train.sizes, method.train.batch_size, method.train.drop_last)
 
     def __call__(self, job: Request, clients: Tensor, limit: int, device: torch.device) -> list[Cohort]:
         """Cohorts of at most `limit` clients."""
-        if job.task == "score_global" and not self.by_batch:  # a few large forward passes over all samples
+        if job.task == "score_global" and not (self.by_client or job.every):  # a few large forward passes
             return [cohort_of(clients, torch.arange(len(clients)), device)]
         split: Split = getattr(self.data, job.split)
         sizes = [split.sizes[client] for client in clients.tolist()]
@@ -112,11 +113,7 @@ class CohortPartition:
             even = -(-len(group) // -(-len(group) // limit))
             group.sort(key=sizes.__getitem__)
             parts = (sorted(group[part]) for part in slices(len(group), even))
-            cohorts += [self._cohort(job, clients, rows, length, device) for rows in parts]
+            for rows in parts:
+                ragged = min(sizes[row] for row in rows) < length
+                cohorts.append(cohort_of(clients, torch.tensor(rows), device, length, ragged))
         return cohorts
-
-    def _cohort(self, job: Request, clients: Tensor, rows: list[int], length: int, device: torch.device) -> Cohort:
-        steps, held = self.lengths[job.split].steps, getattr(self.data, job.split).sizes
-        sizes = [held[client] for client in clients[rows].tolist()]
-        work = sum(map(steps, sizes)), steps(length) * len(rows)
-        return cohort_of(clients, torch.tensor(rows), device, length, min(sizes) < length, *work)

@@ -28,8 +28,8 @@ from coterie.core.model import Model
 from coterie.core.rehearsal import rehearse
 from coterie.core.user_code import failure, users_lines
 from coterie.execution.backend import LocalBackend, rehearsal_samples
-from coterie.execution.requests import Cohort, Request, act, cohort_of, keys, slices
-from coterie.execution.scoring import global_logits, tally
+from coterie.execution.requests import Cohort, Request, act, cohort_of, keys
+from coterie.execution.scoring import slices
 
 COHORT = 1024  # clients whose states are loaded at a time, at most
 COHORT_BYTES = 2**28  # and the bytes of their states
@@ -55,7 +55,7 @@ class Looped(LocalBackend):
         self.runner = ClientRunner(method, self.model, data, seed)
         self.pool: ProcessPoolExecutor | None = None
         count = processes or (cores() if self.device.type == "cpu" else 1)
-        self.processes = min(count, data.clients)
+        self.processes = min(count, data.num_clients)
         if self.processes > 1 and self.device.type != "cpu":
             raise CoterieError("processes must be 1 on a GPU; several work on a CPU only. Or use backend=stacked")
         if self.device.type == "cpu":
@@ -66,7 +66,7 @@ class Looped(LocalBackend):
     def rehearse(self) -> None:
         """In a worker process if there are any: after a backward pass, a process that has CUDA must not fork."""
         if self.pool is None:
-            self.runner.rehearse()
+            super().rehearse()
         else:
             self.pool.submit(rehearse_in_worker).result()
 
@@ -121,9 +121,6 @@ class ClientRunner:
         self.method, self.model, self.data, self.seed = method, model, data, seed
         self.samples: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}
 
-    def rehearse(self) -> None:
-        rehearse(self.method, self.model.to("cpu"), *rehearsal_samples(self.data))
-
     def compute(self, job: Request, clients: list[int], states: Any, downs: Any) -> Any:
         """Compute each client with its row of states and downs, and stack the results."""
         given = (states, downs, keys(self.seed, job.turn, torch.tensor(clients)))
@@ -144,19 +141,13 @@ class ClientRunner:
             raise
 
     def _work(self, job: Request, client: int, state: Any, down: Any, key: Tensor) -> Any:
-        method, model = self.method, self.model
         x, y = self._samples(job.split, client)
-        if job.task == "score":
-            return tally(lambda x: method.client_predict(model, state, down, x), x, y)
-        if job.task == "score_global":
-            return tally(lambda x: global_logits(method, model, job.shared, x), x, y)
-        draws = torch.default_generator if x.device.type == "cpu" else torch
-        draws.manual_seed(
-            int(random.fold(key, random.DROPOUT))
-        )  # for dropout and other layers that draw random numbers
-        rate = torch.tensor(job.turn.rate, dtype=model.mean.dtype, device=x.device)
+        if not job.task.startswith("score"):  # for dropout and other layers that draw random numbers
+            draws = torch.default_generator if x.device.type == "cpu" else torch
+            draws.manual_seed(int(random.fold(key, random.DROPOUT)))
+        rate = torch.tensor(job.turn.rate, dtype=self.model.mean.dtype, device=x.device)
         data = Data(x, y, key.to(x.device), rate, self.data.classes, self.data.transform, alone=True)
-        return act(method, model, job, data, state, down)
+        return act(self.method, self.model, job, data, state, down)
 
     def _samples(self, split: str, client: int) -> tuple[Tensor, Tensor]:
         if (split, client) not in self.samples:
@@ -176,7 +167,7 @@ def channels_last(x: Tensor) -> Tensor:
 _runner: ClientRunner | None = None
 
 
-class Alike(NamedTuple):
+class Repeated(NamedTuple):
     """A tensor whose rows are all equal to this one."""
 
     row: Any
@@ -193,7 +184,7 @@ def packed(given: Any) -> Packed:
     if isinstance(given, Tensor):
         alike = tree.alike(given)
         array = (given[0] if alike else given).detach().cpu().contiguous().numpy()
-        return Packed(Alike(array, len(given)) if alike else array)
+        return Packed(Repeated(array, len(given)) if alike else array)
     if isinstance(given, dict):
         return Packed({k: packed(v) for k, v in given.items()})
     if isinstance(given, tuple):
@@ -203,7 +194,7 @@ def packed(given: Any) -> Packed:
 
 def unpacked(parcel: Packed) -> Any:
     match parcel.content:
-        case Alike(row, times):
+        case Repeated(row, times):
             return torch.from_numpy(writable(row)).expand(times, *row.shape)
         case dict() as branches:
             return {k: unpacked(v) for k, v in branches.items()}
@@ -229,7 +220,7 @@ def in_worker(parcel: Packed) -> Packed:
 
 def rehearse_in_worker() -> None:
     assert _runner is not None, "the worker process was not set up"
-    _runner.rehearse()
+    rehearse(_runner.method, _runner.model.to("cpu"), *rehearsal_samples(_runner.data))
 
 
 def start_pool(count: int, runner: ClientRunner) -> ProcessPoolExecutor:
@@ -249,10 +240,8 @@ def start_worker(runner: ClientRunner) -> None:
     global _runner
     _runner = runner
     one_thread()
-    for name in {"SIGINT", "SIGTERM", "SIGHUP"} & set(dir(signal)):
-        signal.signal(
-            getattr(signal, name), signal.SIG_IGN
-        )  # the main process handles signals that are sent to the whole group
+    for name in {"SIGINT", "SIGTERM", "SIGHUP"} & set(dir(signal)):  # sent to the group; the main process handles them
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
     end_with_parent()
 
 

@@ -25,14 +25,14 @@ SHARE = 1 / 16  # of the GPU's memory
 class ClientMemory:
     """Client states, read and written by client id."""
 
-    def __init__(self, clients: int, device: torch.device, folder: str | None = None) -> None:
-        self.clients, self.device, self.folder = clients, device, folder
+    def __init__(self, num_clients: int, device: torch.device, folder: str | None = None) -> None:
+        self.num_clients, self.device, self.folder = num_clients, device, folder
         self.kept: Any = ()  # (m, ...) the tree
         self.home: torch.device | None = None  # its device; None: there are no states yet
 
     def blank(self) -> ClientMemory:
         """An empty memory for the same clients."""
-        return ClientMemory(self.clients, self.device, self.folder)
+        return ClientMemory(self.num_clients, self.device, self.folder)
 
     def take(self, ids: Tensor) -> Any:
         """(S, ...) rows of these clients, on the device."""
@@ -41,7 +41,7 @@ class ClientMemory:
     def keep(self, ids: Tensor, rows: Any) -> None:
         """Replace the states of these clients by rows (S, ...). The first call determines the form of all states."""
         if self.home is None:
-            self.home = self._home(tree.size(rows) // len(ids) * self.clients)
+            self.home = self._home(tree.size(rows) // len(ids) * self.num_clients)
             self.kept = tree.apply(self._room, rows)
         self.kept = tree.apply(lambda t, new: self._write(t, ids, new), self.kept, rows)
 
@@ -62,14 +62,14 @@ class ClientMemory:
 
     @property
     def row_bytes(self) -> int:
-        return tree.size(self.kept) // self.clients
+        return tree.size(self.kept) // self.num_clients
 
     def __len__(self) -> int:
-        return self.clients
+        return self.num_clients
 
     def __getitem__(self, client: int) -> Any:
         """A copy of the state of this client, on the CPU."""
-        row = range(self.clients)[client]
+        row = range(self.num_clients)[client]
         if self._locked:
             torch.cuda.synchronize(self.device)  # copies into page-locked memory may be under way
         return tree.apply(lambda t: t[row].to("cpu", copy=True), self.kept)
@@ -78,7 +78,7 @@ class ClientMemory:
         self.keep(torch.tensor([client]), tree.stack([state]))
 
     def __iter__(self) -> Iterator[Any]:
-        return (self[client] for client in range(self.clients))
+        return (self[client] for client in range(self.num_clients))
 
     @property
     def _locked(self) -> bool:
@@ -93,7 +93,7 @@ class ClientMemory:
 
     def _room(self, rows: Tensor) -> Tensor:
         """Memory for all clients, with rows like these."""
-        shape = (self.clients, *rows.shape[1:])
+        shape = (self.num_clients, *rows.shape[1:])
         if self.folder is not None:
             return in_file(shape, rows.dtype, self.folder)
         room = torch.zeros(shape, dtype=rows.dtype, device=self.home)

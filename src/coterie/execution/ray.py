@@ -40,10 +40,8 @@ KNOCK = 3.0  # seconds to wait for the head node of a cluster
 SETTINGS = b"\x04"  # byte 3 of the first frame of an HTTP/2 server, which a Ray head node is
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + SETTINGS + b"\0\0\0\0\0"
 NOWHERE = "http://127.0.0.1:9"  # no server listens there
-SILENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
-}  # no usage reports, no worker logs on our output
+# No usage reports, no worker logs on our output.
+SILENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
 QUIET = {  # for a cluster on this machine: not reachable from others, no queries to cloud metadata services
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "http_proxy": NOWHERE,
@@ -77,7 +75,7 @@ class Ray(LocalBackend):
                 one_thread()  # as for looped clients, so that the server's sums are bitwise equal
             if (workers or 1) > there:
                 raise CoterieError(f"{workers} workers requested, but the cluster has {there} GPUs or cores for them")
-            self.num_workers = min(workers or there, data.clients)
+            self.num_workers = min(workers or there, data.num_clients)
             self.stacked, self.most = self.gpu and method.stackable, cohort
             self.partition = CohortPartition(method, self.model, data)
             self.setup = ray().put((method, model, data, seed))
@@ -173,20 +171,20 @@ class Ray(LocalBackend):
 
 
 class RayWorker:
-    """Computes cohorts in a process of its own."""
+    """Computes cohorts in its own process."""
 
     def __init__(self, setup: tuple[AnyMethod, Model, FederatedData, int], gpu: bool, stacked: bool) -> None:
         device = "cuda" if gpu else "cpu"
-        self.clients: LocalBackend = Stacked(*setup, device) if stacked else Looped(*setup, device, processes=1)
+        self.backend: LocalBackend = Stacked(*setup, device) if stacked else Looped(*setup, device, processes=1)
 
     def ready(self) -> None:
         pass
 
     def compute(self, parcel: Packed) -> Packed:
         job, clients, about, states, downs = unpacked(parcel)
-        device = self.clients.device
+        device = self.backend.device
         cohort = cohort_of(clients, torch.arange(len(clients)), device, *about)
-        return packed(self.clients.compute(job, cohort, *moved((states, downs), device)))
+        return packed(self.backend.compute(job, cohort, *moved((states, downs), device)))
 
 
 def moved(trees: Any, device: torch.device) -> Any:

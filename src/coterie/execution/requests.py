@@ -11,6 +11,7 @@ from coterie.core import random, tree
 from coterie.core.batch import Data
 from coterie.core.method import AnyMethod
 from coterie.core.model import Model
+from coterie.execution.scoring import global_logits, score
 
 
 class Turn(NamedTuple):
@@ -27,7 +28,8 @@ class Request(NamedTuple):
     task: str  # join, train, finish, score or score_global
     split: str = "train"  # the samples that it uses
     turn: Turn = Turn(-1)
-    shared: Any = ()  # what all clients receive alike: the welcome (join), the server's state (score_global)
+    every: bool = False  # score, score_global: every metric of the task, not only the primary one
+    shared: Any = ()  # what all clients receive: the welcome (join), the server's state (score_global)
 
 
 class Cohort(NamedTuple):
@@ -38,8 +40,6 @@ class Cohort(NamedTuple):
     rows: Tensor  # (C,) their positions among the requested clients, on the device
     length: int = 0  # stacked: samples of each client, with padding
     ragged: bool = False  # whether any client is padded
-    steps: int = 0  # training steps of one epoch of all clients, without padding
-    padded: int = 0  # the same with padding
 
 
 class CohortInput(NamedTuple):
@@ -55,12 +55,8 @@ def cohort_of(clients: Tensor, rows: Tensor, device: torch.device, *about: Any) 
     return Cohort(clients[rows], clients[rows].to(device), rows.to(device), *about)
 
 
-def slices(stop: int, size: int) -> list[slice]:
-    return [slice(at, min(at + size, stop)) for at in range(0, stop, size)]
-
-
 def act(method: AnyMethod, model: Model, job: Request, data: Data, state: Any, down: Any) -> Any:
-    """Run the method's function for this request on one client."""
+    """Process a request on one client. `LocalBackend.compute` says what it returns."""
     match job.task:
         case "join":
             return method.client_init(model, data, job.shared)
@@ -68,6 +64,10 @@ def act(method: AnyMethod, model: Model, job: Request, data: Data, state: Any, d
             return method.client_train(model, state, down, data)
         case "finish":
             return method.client_finish(model, state, down, data)
+        case "score":
+            return score(lambda x: method.client_predict(model, state, down, x), data, model.task, job.every)
+        case "score_global":
+            return score(lambda x: global_logits(method, model, job.shared, x), data, model.task, job.every)
     raise ValueError(f"unknown client task '{job.task}'")
 
 

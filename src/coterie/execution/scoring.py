@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from coterie.core import padding
-from coterie.core.batch import TEST_BATCH
+from coterie.core.batch import TEST_BATCH, Data
 from coterie.core.data import FederatedData
 from coterie.core.method import AnyMethod
+from coterie.core.metrics import ACCURACY, SummedMetric
 from coterie.core.model import Model
-from coterie.execution.requests import slices
+from coterie.core.task import Task
 
 
 class Scores(NamedTuple):
     """Results of a model on each client's samples. All (S,)."""
 
     clients: Tensor
-    correct: Tensor
-    total: Tensor
-    loss: Tensor  # mean cross entropy
+    weighted: Tensor  # value times total: for accuracy, the number of correct samples
+    total: Tensor  # samples
+    loss: Tensor  # mean over samples
 
     @property
-    def accuracy(self) -> Tensor:
-        return self.correct / self.total.clamp_min(1)
+    def value(self) -> Tensor:
+        """Of the task's metric, such as accuracy; NaN where it is undefined."""
+        return self.weighted / self.total.clamp_min(1)
+
+    @property
+    def defined(self) -> Tensor:
+        """Which clients have samples, and a value."""
+        return (self.total > 0) & self.weighted.isfinite()
 
 
 def global_logits(method: AnyMethod, model: Model, server: Any, x: Tensor) -> Tensor:
@@ -43,24 +49,62 @@ def has_global(method: AnyMethod, model: Model, server: Any, data: FederatedData
         return method.server_predict(model, server, x) is not None
 
 
-def judge(logits: Tensor, y: Tensor) -> Tensor:
-    """(n, 2): whether each sample is classified correctly, 0 or 1, and its cross entropy."""
-    right = (logits.argmax(1) == y).to(torch.float64)
-    return torch.stack([right, F.cross_entropy(logits, y, reduction="none").to(torch.float64)], 1)
+def judge(task: Task, output: Tensor, y: Tensor) -> Tensor:
+    """(B, S + 1): the parts of the task's metric, which must be a `SummedMetric`, and the loss, of every sample."""
+    assert isinstance(task.metric, SummedMetric)
+    parts, loss = task.metric.parts(output, y), task.loss(output, y)
+    return torch.cat([parts.to(torch.float64), loss.to(torch.float64)[:, None]], 1)
 
 
-def tally(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, real: Tensor | None = None) -> Tensor:
-    """(2,): the number of correctly classified samples and the sum of cross entropies."""
-    total = torch.zeros(2, dtype=torch.float64, device=y.device)
+def score(predict: Callable[[Tensor], Tensor], data: Data, task: Task, every: bool = False) -> Tensor:
+    """How a client's model does on its samples.
+
+    (S + 1,) the sums of `judge`, for a `SummedMetric`; otherwise, or for every metric of the task, `measured`. Under
+    vmap, `measured` cannot be computed: the outputs (n, ...) are returned instead.
+    """
     with torch.no_grad():
-        for part in slices(len(y), TEST_BATCH):
-            with padding.known(None if real is None else real[part]):
-                judged = judge(predict(x[part]), y[part])  # (B, 2)
-            total = total + (judged if real is None else torch.where(real[part, None], judged, 0.0)).sum(0)
-    return total
+        if isinstance(task.metric, SummedMetric) and not every:
+            total = torch.zeros(task.metric.width + 1, dtype=torch.float64, device=data.y.device)
+            for part, output in outputs_of(predict, data):
+                judged = judge(task, output, data.y[part])
+                real = None if data.real is None else data.real[part, None]
+                total = total + (judged if real is None else torch.where(real, judged, 0.0)).sum(0)
+            return total
+        if not len(data.y):
+            return torch.zeros(1 + (len(task.metrics) if every else 1), dtype=torch.float64, device=data.y.device)
+        output = torch.cat([output for _, output in outputs_of(predict, data)])
+        return measured(task, output, data.y, every) if data.alone else output
+
+
+def outputs_of(predict: Callable[[Tensor], Tensor], data: Data) -> Iterator[tuple[slice, Tensor]]:
+    """The outputs for a client's samples, part by part."""
+    for part in slices(len(data.y), TEST_BATCH):
+        with padding.known(None if data.real is None else data.real[part]):
+            yield part, predict(data.x[part])
+
+
+def weighed(task: Task, found: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+    """(...) value times samples, and mean loss, as in `Scores`. found: (..., S + 1) of `score`; total: (...)."""
+    metric, samples = task.metric, total.to(found.device, non_blocking=True)
+    value = metric.value(found[..., :-1]) if isinstance(metric, SummedMetric) else found[..., 0]
+    weighted = torch.where(samples > 0, value * samples, 0.0)
+    if metric == ACCURACY and task.one_class:
+        weighted = weighted.round()  # a number of samples
+    return weighted, found[..., -1] / samples.clamp_min(1)
+
+
+def measured(task: Task, output: Tensor, y: Tensor, every: bool = False) -> Tensor:
+    """(M + 1,): the task's metric, or every metric it has, and the sum of losses. output, y: of all samples."""
+    metrics = task.metrics if every else (task.metric,)
+    values = [metric(output, y).to(torch.float64) for metric in metrics]
+    return torch.stack([*values, task.loss(output, y).to(torch.float64).sum()])
+
+
+def slices(stop: int, size: int) -> list[slice]:
+    return [slice(at, min(at + size, stop)) for at in range(0, stop, size)]
 
 
 def majority_share(class_counts: Tensor) -> float:
-    """Majority-class accuracy, from class counts (m, K)."""
+    """Majority-class accuracy, from class counts (m, K); 0 without classes."""
     counts = class_counts.sum(0)
-    return float(counts.max() / counts.sum().clamp_min(1))
+    return float(counts.max() / counts.sum().clamp_min(1)) if len(counts) else 0.0

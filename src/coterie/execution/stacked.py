@@ -16,12 +16,13 @@ from coterie.core.batch import Data
 from coterie.core.data import FederatedData, Split
 from coterie.core.errors import CoterieError
 from coterie.core.method import AnyMethod
+from coterie.core.metrics import SummedMetric
 from coterie.core.model import Model
 from coterie.execution.backend import LocalBackend
 from coterie.execution.cohorts import SPLITS, CohortPartition
 from coterie.execution.graphs import Graphs
-from coterie.execution.requests import Cohort, Request, act, keys, slices
-from coterie.execution.scoring import global_logits, judge, tally
+from coterie.execution.requests import Cohort, Request, act, keys
+from coterie.execution.scoring import global_logits, judge, measured, slices
 from coterie.gpu import devices, sampling
 from coterie.gpu.fusion import fuse
 from coterie.gpu.operations import fused_on
@@ -65,12 +66,6 @@ class Stacked(LocalBackend):
         on_gpu = self.device.type == "cuda"
         self.graphs = Graphs(CudaGraphs(self.device), RECORDINGS * memory(self.device)) if on_gpu else Graphs(None)
         self.remembered: dict[Any, list[Cohort]] = {}
-        self.steps = self.padded = 0  # steps of all training so far, without and with padding
-
-    @property
-    def waste(self) -> float:
-        """Share of the steps so far that were padding."""
-        return 1 - self.steps / self.padded if self.padded else 0.0
 
     @property
     def limit(self) -> int:
@@ -90,12 +85,15 @@ class Stacked(LocalBackend):
         return cohorts
 
     def compute(self, job: Request, cohort: Cohort, states: Any, downs: Any) -> Any:
-        if job.task == "train":
-            self.steps, self.padded = self.steps + cohort.steps, self.padded + cohort.padded
         with devices.selected(self.device), fused_on(self.device):
-            if job.task == "score_global" and not self.model.tests_by_batch:
+            if job.task == "score_global" and not (self.model.tests_by_client or job.every):
                 return self._score_global(job, cohort)
-            return self._fitting(job, cohort, states, downs)
+            made = self._fitting(job, cohort, states, downs)
+            if not job.task.startswith("score") or (isinstance(self.model.task.metric, SummedMetric) and not job.every):
+                return made
+            task, labels = self.fast.task, self.samples[job.split].labels(cohort)
+            rows = zip(made, labels, strict=True)
+            return torch.stack([measured(task, output[: len(y)], y, job.every) for output, y in rows])
 
     def _fitting(self, job: Request, cohort: Cohort, states: Any, downs: Any) -> Any:
         """Compute the cohort, in halves if it does not fit into GPU memory."""
@@ -125,7 +123,7 @@ class Stacked(LocalBackend):
         def client(x: Tensor, y: Tensor, real: Any, key: Tensor, rate: Tensor, shared: Any, given: Any) -> Any:
             mask = real if isinstance(real, Tensor) else None
             data = Data(x, y, key, rate, self.data.classes, self.data.transform, mask)
-            return self._one(job._replace(shared=shared), data, *given)
+            return act(self.method, self.fast, job._replace(shared=shared), data, *given)
 
         def body(samples: Tensor, real: Any, key: Tensor, rate: Tensor, shared: Any, given: Any) -> Any:
             together = torch.func.vmap(client, in_dims=(0, 0, 0, 0, None, None, dims))
@@ -136,23 +134,16 @@ class Stacked(LocalBackend):
         inputs = (*held.padded(cohort), key, rate, job.shared, given)
         return self.graphs.run(f"{job.task} {job.split} {form}", body, inputs)
 
-    def _one(self, job: Request, data: Data, state: Any, down: Any) -> Any:
-        """Compute a request for one client of a cohort."""
-        if job.task == "score":
-            return tally(lambda x: self.method.client_predict(self.fast, state, down, x), data.x, data.y, data.real)
-        if job.task == "score_global":
-            return tally(lambda x: global_logits(self.method, self.fast, job.shared, x), data.x, data.y, data.real)
-        return act(self.method, self.fast, job, data, state, down)
-
     def _score_global(self, job: Request, cohort: Cohort) -> Tensor:
-        held = self.samples[job.split]
+        held, task = self.samples[job.split], self.fast.task
         with torch.no_grad():
             judged = [
-                judge(global_logits(self.method, self.fast, job.shared, held.x[part]), held.y[part])
+                judge(task, global_logits(self.method, self.fast, job.shared, held.x[part]), held.y[part])
                 for part in slices(len(held.y), GLOBAL_BATCH)
             ]
-        counted = torch.zeros(len(held.ranges), 2, dtype=torch.float64, device=self.device)
-        return counted.index_add_(0, held.owners, torch.cat(judged))[cohort.ids]
+        every = torch.cat(judged)  # (N, S + 1)
+        counted = every.new_zeros(len(held.ranges), every.shape[1])
+        return counted.index_add_(0, held.owners, every)[cohort.ids]
 
 
 class DeviceSplit:
@@ -164,6 +155,10 @@ class DeviceSplit:
         self.sizes = torch.tensor(split.sizes).to(device)  # (m,)
         last = max(len(split.y) - 1, 0)
         self.starts = torch.tensor(split.starts[:-1]).clamp_max(last).to(device)  # (m,)
+
+    def labels(self, cohort: Cohort) -> list[Tensor]:
+        """The labels of each client."""
+        return [self.y[self.ranges[client]] for client in cohort.clients.tolist()]
 
     def padded(self, cohort: Cohort) -> tuple[Tensor, Any]:
         """(C, n) positions of the cohort's samples, and which are real, () if all are. Padding repeats a sample."""

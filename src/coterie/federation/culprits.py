@@ -41,11 +41,11 @@ def received(answers: Answers, receive: Receive, number: int, max_left_out: floa
         log.warning("round %d: client %d is left out, the server cannot use its update: %s",
                     number, client, in_words(reason))  # fmt: skip
     out = len(kept.left_out) + len(kept.silent)
-    asked = out + len(kept.clients)
-    if out > max_left_out * asked:
+    selected = out + len(kept.clients)
+    if out > max_left_out * selected:
         raise CoterieError(
-            f"round {number}: {out} of {asked} clients are left out, more than the share of {max_left_out:g} that may "
-            f"be (--max-left-out); the server cannot use the updates of clients {', '.join(map(str, culprits))}: "
+            f"round {number}: {out} of {selected} clients are left out, more than the share of {max_left_out:g} that "
+            f"may be (--max-left-out); the server cannot use the updates of clients {', '.join(map(str, culprits))}: "
             f"{in_words(reason)}"
         ) from reason
     return kept, after

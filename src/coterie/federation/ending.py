@@ -89,8 +89,8 @@ class Ending:
             best, waited = progress(records, point)
             if best is not None and waited >= self.patience:
                 rounds = f"{waited} measured round{'s' if waited > 1 else ''}"
-                told = f"no better validation accuracy in {rounds}; the best was in round {best}"
-                return Ended("patience", number, told, best)
+                reason = f"no better validation accuracy in {rounds}; the best was in round {best}"
+                return Ended("patience", number, reason, best)
         if self.max_time is not None and spent >= seconds(self.max_time):
             return Ended("max_time", number, f"{self.max_time} have passed")
         return None
@@ -133,10 +133,9 @@ def metric_of(record: Round, metric: str, point: str) -> float | None:
     prefix = "validation_" if metric.startswith("validation_") else ""
     name = metric.removeprefix(prefix)
     at, field = (point, SHORT[name]) if name in SHORT else name.split("_", 1)
-    scores = record.scores.get((at, SPLITS[prefix]))
-    if scores is None:
+    if (at, SPLITS[prefix]) not in record.scores:
         return None
-    value: float = getattr(Summary.of(scores), field)
+    value: float = getattr(record.summary(at, SPLITS[prefix]), field)
     return value
 
 
@@ -148,7 +147,7 @@ def progress(records: Sequence[Round], point: str) -> tuple[int | None, int]:
     """The round with the best validation accuracy, the first of equals, and how many measured rounds came after it."""
     best, highest, waited = None, -math.inf, 0
     for record in records:
-        accuracy = record.accuracy(point, "validation")
+        accuracy = record.score(point, "validation")
         if accuracy is None or math.isnan(accuracy):
             continue
         waited += 1

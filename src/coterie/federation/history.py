@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -22,22 +22,26 @@ POINTS = {
     "new_post": "the same after local training",
     "new_global": "the server's model on clients that were not in training",
 }
-
-
 PATIENCE = 20  # measured rounds after which a run that learns nothing gets a hint
 
 
-def worst_tenth(clients: int) -> int:
+def worst_tenth(num_clients: int) -> int:
     """Number of clients in the worst 10 %, at least one."""
-    return max(1, clients // 10)
+    return max(1, num_clients // 10)
 
 
-def so_many(clients: int) -> str:
-    return f"{clients} client{'' if clients == 1 else 's'}"
+def clients_text(num_clients: int) -> str:
+    return f"{num_clients} client{'' if num_clients == 1 else 's'}"
+
+
+def worst_tenth_text(counts: Iterable[int]) -> str:
+    """The size of the worst 10 %, such as "2 clients". counts: of clients, one for each run; they may differ."""
+    sizes = sorted(set(map(worst_tenth, counts)))
+    return clients_text(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {clients_text(sizes[-1])}"
 
 
 class Summary(NamedTuple):
-    """Accuracies of many clients as a few numbers, all in 0..1."""
+    """A metric of many clients as a few numbers. Accuracies are in 0..1."""
 
     mean: float  # every client counts the same
     by_samples: float  # every sample counts the same
@@ -46,16 +50,17 @@ class Summary(NamedTuple):
     loss: float
 
     @staticmethod
-    def of(scores: Scores) -> Summary:
-        tested = scores.total > 0  # a client without samples has no accuracy
-        accuracy, total = scores.accuracy[tested].double(), scores.total[tested]
-        if not len(accuracy):
+    def of(scores: Scores, higher: bool = True) -> Summary:
+        """higher: whether larger values are better."""
+        tested = scores.defined
+        value, total = scores.value[tested].double(), scores.total[tested]
+        if not len(value):
             return Summary(*[float("nan")] * 5)
-        worst = accuracy.sort().values[: worst_tenth(len(accuracy))]
+        worst = value.sort(descending=not higher).values[: worst_tenth(len(value))]
         return Summary(
-            float(accuracy.mean()),
-            float(scores.correct[tested].sum() / total.sum()),
-            float(accuracy.std(correction=0)),
+            float(value.mean()),
+            float(scores.weighted[tested].sum() / total.sum()),
+            float(value.std(correction=0)),
             float(worst.mean()),
             float((scores.loss[tested] * total).sum() / total.sum()),
         )
@@ -73,10 +78,14 @@ class Round:
     bytes_down: int = 0
     seconds: dict[str, float] = field(default_factory=dict)  # phase -> time
     report: Tree = field(default_factory=dict)
+    higher: bool = True  # whether larger scores are better
 
-    def accuracy(self, point: str, split: str = "test") -> float | None:
-        scores = self.scores.get((point, split))
-        return None if scores is None else Summary.of(scores).mean
+    def summary(self, point: str, split: str = "test") -> Summary:
+        return Summary.of(self.scores[point, split], self.higher)
+
+    def score(self, point: str, split: str = "test") -> float | None:
+        """The mean over clients of the metric, such as accuracy; None where it was not measured."""
+        return self.summary(point, split).mean if (point, split) in self.scores else None
 
 
 @dataclass(frozen=True)
@@ -86,8 +95,8 @@ class Outcome:
     name: str
     point: str
     last: Summary
-    best_on_test: float  # the maximum over rounds: an upper bound, chosen with the test set
-    by_validation: float | None  # the test accuracy of the round that was best on the validation set
+    best_on_test: float  # the best over rounds: an upper bound, chosen with the test set
+    by_validation: float | None  # the test score of the round that was best on the validation set
 
 
 class Ended(NamedTuple):
@@ -108,19 +117,19 @@ class History(list[Round]):
         return (record for record in self if (point, split) in record.scores)
 
     def curve(self, point: str, split: str = "test") -> list[tuple[int, float]]:
-        """(round, mean accuracy), ready to plot."""
-        found = self.with_point(point, split)
-        return [(record.number, Summary.of(record.scores[point, split]).mean) for record in found]
+        """(round, mean score), ready to plot."""
+        return [(record.number, record.summary(point, split).mean) for record in self.with_point(point, split)]
 
     def outcome(self, name: str, point: str) -> Outcome | None:
         test = dict(self.curve(point))
         if not test:
             return None
         validation = dict(self.curve(point, "validation"))
-        last = list(self.with_point(point))[-1].scores[point, "test"]
-        chosen = max(validation, key=lambda number: validation[number]) if validation else None
+        last = list(self.with_point(point))[-1]
+        best = max if last.higher else min
+        chosen = best(validation, key=lambda number: validation[number]) if validation else None
         by_validation = None if chosen is None else test[chosen]
-        return Outcome(name, point, Summary.of(last), max(test.values()), by_validation)
+        return Outcome(name, point, last.summary(point), best(test.values()), by_validation)
 
     def tested(self, point: str) -> int:
         """Number of clients with test samples in the last measurement at this point."""
@@ -134,7 +143,7 @@ class History(list[Round]):
         late: list[bool] = []
         for record in reversed(self):
             if record.scores:
-                found = [Summary.of(s).by_samples for (_, split), s in record.scores.items() if split == "test"]
+                found = [record.summary(*at).by_samples for at in record.scores if at[1] == "test"]
                 late.append(all(accuracy <= guess for accuracy in found))
             if len(late) > PATIENCE or (late and not late[-1]):
                 break

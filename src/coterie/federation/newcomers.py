@@ -15,15 +15,17 @@ from coterie.federation.settings import Settings
 def keep_out(data: FederatedData, share: float | str, seed: int) -> tuple[FederatedData, FederatedData]:
     """The data of clients that train and of those that do not: a random share, or named ones such as s22,s23."""
     if isinstance(share, str):
-        asked = [name.strip() for name in share.split(",") if name.strip()]
-        named = {client_number(name, data.client_names, range(data.clients)) for name in asked}
-        if not 0 < len(named) < data.clients:
-            raise CoterieError(f"new clients '{share}' of {data.clients} leave none to train, or none to keep out")
-        return data.pick([i for i in range(data.clients) if i not in named]), data.pick(sorted(named))
-    out = round(share * data.clients)
-    if not 0 < out < data.clients:
-        raise CoterieError(f"a share of {share} of {data.clients} clients leaves none to train, or none to keep out")
-    drawn = random.shuffle(random.fold(random.seed_key(seed), random.NEWCOMERS), data.clients)
+        names = [name.strip() for name in share.split(",") if name.strip()]
+        named = {client_number(name, data.client_names, range(data.num_clients)) for name in names}
+        if not 0 < len(named) < data.num_clients:
+            raise CoterieError(f"new clients '{share}' of {data.num_clients} leave none to train, or none to keep out")
+        return data.pick([i for i in range(data.num_clients) if i not in named]), data.pick(sorted(named))
+    out = round(share * data.num_clients)
+    if not 0 < out < data.num_clients:
+        raise CoterieError(
+            f"a share of {share} of {data.num_clients} clients leaves none to train, or none to keep out"
+        )
+    drawn = random.shuffle(random.fold(random.seed_key(seed), random.NEWCOMERS), data.num_clients)
     return data.pick(drawn[out:].sort().values.tolist()), data.pick(drawn[:out].sort().values.tolist())
 
 

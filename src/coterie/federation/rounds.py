@@ -41,7 +41,7 @@ class Measurements(NamedTuple):
 
 
 def federate(
-    clients: Backend,
+    backend: Backend,
     settings: Settings,
     watch: Callable[[Round], None] = lambda record: None,
     *,
@@ -55,11 +55,11 @@ def federate(
     restore: returns the server's state and history of an interrupted run, given the first state. between: called with
     both after every round; `history.ended` is set after the last one. ending: conditions that end the run early.
     """
-    method, start = clients.method, time.monotonic()
-    server = method.server_init(clients.model, clients.census)
-    clients.join(method.server_welcome(server))
+    method, start = backend.method, time.monotonic()
+    server = method.server_init(backend.model, backend.census)
+    backend.join(method.server_welcome(server))
     server, history = restore(server)
-    point = reported_point(method.results, settings.joining(clients.count) == clients.count)
+    point = reported_point(method.results, settings.joining(backend.num_clients) == backend.num_clients)
 
     def ended(records: Sequence[Round]) -> Ended | None:
         if len(records) >= settings.rounds:
@@ -69,51 +69,51 @@ def federate(
     def note(record: Round) -> None:
         history.append(record)
         watch(record)
-        if history.stuck(clients.chance):
-            log.warning(HINT, record.number, PATIENCE, 100 * clients.chance)
+        if history.stuck(backend.chance):
+            log.warning(HINT, record.number, PATIENCE, 100 * backend.chance)
 
     history.ended = ended(history)
     while not history.ended:
-        server, record = play(server, clients, settings, len(history), max_left_out)
+        server, record = play(server, backend, settings, len(history), max_left_out)
         history.ended = ended([*history, record])
         if history.ended and not record.scores:  # the last round is always evaluated
-            record = replace(record, scores=tree.fetched(as_downloaded(server, clients)))
+            record = replace(record, scores=tree.fetched(as_downloaded(server, backend)))
         note(record)
         between(server, history)
     settings = replace(settings, rounds=history.ended.round)
     if settings.full_last_round and settings.join_ratio < 1:
-        note(last_training(server, clients, settings, max_left_out))
+        note(last_training(server, backend, settings, max_left_out))
     if method.finishes:
-        note(finish(server, clients, settings))
+        note(finish(server, backend, settings))
     return server, history
 
 
 def play(
-    server: Any, clients: Backend, settings: Settings, number: int, max_left_out: float = Safety.max_left_out
+    server: Any, backend: Backend, settings: Settings, number: int, max_left_out: float = Safety.max_left_out
 ) -> tuple[Any, Round]:
     """Run one round: the server's next state, and the record of the round."""
-    timer, trained = PhaseTimer(clients.device), dict[Point, Scores]()
+    timer, trained = PhaseTimer(backend.device), dict[Point, Scores]()
     measured = (number + 1) % settings.evaluate_every == 0 or number + 1 == settings.rounds
     turn = Turn(number, settings.rate(number), measured)
-    joined = random.participants(settings.seed, number, clients.count, settings.joining(clients.count))
+    joined = random.participants(settings.seed, number, backend.num_clients, settings.joining(backend.num_clients))
     with timer.time("send"):
-        downs = send(clients.method, server, joined)
+        downs = send(backend.method, server, joined)
     with timer.time("train"):
-        returned = clients.begin(joined, downs, turn)
+        returned = backend.begin(joined, downs, turn)
     if measured:
         with timer.time("evaluate"):
-            trained = after_training(clients, downs, returned)
+            trained = after_training(backend, downs, returned)
 
     def take(answers: Answers) -> Any:
         with timer.time("receive"):
-            return tree.apply(aligned, receive(server, clients, answers))
+            return tree.apply(aligned, receive(server, backend, answers))
 
     def measure(after: Any) -> Measurements:
-        report = clients.method.server_report(after)
+        report = backend.method.server_report(after)
         if not measured:
             return Measurements(trained, {}, report)
         with timer.time("evaluate"):
-            return Measurements(trained, as_downloaded(after, clients), report)
+            return Measurements(trained, as_downloaded(after, backend), report)
 
     answers, after, found = settled(returned, turn, max_left_out, take, measure)
     return after, Round(
@@ -165,9 +165,10 @@ def known_on_cpu(t: Tensor) -> bool:
     return t.device.type == "cpu"
 
 
-def receive(server: Any, clients: Backend, answers: Answers) -> Any:
-    with devices.selected(clients.device):
-        return clients.method.server_receive(server, on(clients, answers.clients), answers.ups)
+def receive(server: Any, backend: Backend, answers: Answers) -> Any:
+    with devices.selected(backend.device):
+        ids = answers.clients.to(backend.device, non_blocking=True)
+        return backend.method.server_receive(server, ids, answers.ups)
 
 
 def sift(returned: Returned, turn: Turn, max_left_out: float = 1.0) -> Answers:
@@ -176,27 +177,27 @@ def sift(returned: Returned, turn: Turn, max_left_out: float = 1.0) -> Answers:
     for client in answers.left_out:
         log.warning("round %d: client %d is left out, %s", number, client, returned.fault(client))
     answered = len(returned.clients)
-    out, asked = len(answers.left_out) + len(answers.silent), answered + len(answers.silent)
+    out, selected = len(answers.left_out) + len(answers.silent), answered + len(answers.silent)
     reasons = {returned.fault(client) for client in answers.left_out}
     if answered and not len(answers.clients) and reasons == {NOT_FINITE}:
         raise Diverged(
             f"round {number}: no client sent a finite update, so training diverged; try a smaller learning rate"
         )
-    if not answered or (answers.silent and out > max_left_out * asked):
+    if not answered or (answers.silent and out > max_left_out * selected):
         raise CoterieError(
-            f"round {number}: {len(answers.silent)} of {asked} clients did not answer, more than the share of "
+            f"round {number}: {len(answers.silent)} of {selected} clients did not answer, more than the share of "
             f"{max_left_out:g} that may be missing"
         )
-    if (answered and not len(answers.clients)) or (out > max_left_out * asked and reasons != {NOT_FINITE}):
+    if (answered and not len(answers.clients)) or (out > max_left_out * selected and reasons != {NOT_FINITE}):
         first = answers.left_out[0]
         grown = all(reason == NOT_FINITE or reason.endswith(ranges.BEYOND) for reason in reasons)
         raise (Diverged if grown else CoterieError)(
-            f"round {number}: {out} of {asked} clients are left out, more than the share of {max_left_out:g} that may "
-            f"be (--max-left-out); client {first}: {returned.fault(first)}"
+            f"round {number}: {out} of {selected} clients are left out, more than the share of {max_left_out:g} that "
+            f"may be (--max-left-out); client {first}: {returned.fault(first)}"
         )
-    if out > max_left_out * asked:
+    if out > max_left_out * selected:
         raise Diverged(
-            f"round {number}: {out} of {asked} clients sent an update that is not finite, more than the share "
+            f"round {number}: {out} of {selected} clients sent an update that is not finite, more than the share "
             f"of {max_left_out:g} that may be left out; try a smaller learning rate, or another --max-left-out"
         )
     return answers
@@ -206,51 +207,51 @@ def absent(answers: Answers) -> tuple[int, ...]:
     return tuple(sorted((*answers.left_out, *answers.silent)))
 
 
-def after_training(clients: Backend, downs: Any, returned: Returned) -> dict[Point, Scores]:
-    return {("post", split): clients.score_trained(downs, returned, split) for split in clients.splits}
+def after_training(backend: Backend, downs: Any, returned: Returned) -> dict[Point, Scores]:
+    return {("post", split): backend.score_trained(downs, returned, split) for split in backend.splits}
 
 
-def as_downloaded(server: Any, clients: Backend) -> dict[Point, Scores]:
+def as_downloaded(server: Any, backend: Backend) -> dict[Point, Scores]:
     """PRE: evaluate every client's model as after the next download, and the global model if there is one."""
-    everyone = clients.everyone
-    downs = send(clients.method, server, everyone)
-    found = {("pre", split): clients.score(everyone, downs, split) for split in clients.splits}
-    for split in clients.splits:
-        if clients.method.personal_is_global:
+    everyone = backend.everyone
+    downs = send(backend.method, server, everyone)
+    found = {("pre", split): backend.score(everyone, downs, split) for split in backend.splits}
+    for split in backend.splits:
+        if backend.method.personal_is_global:
             found["global", split] = found["pre", split]
-        elif (scores := clients.score_global(server, split)) is not None:
+        elif (scores := backend.score_global(server, split)) is not None:
             found["global", split] = scores
     return found
 
 
-def last_training(server: Any, clients: Backend, settings: Settings, max_left_out: float) -> Round:
+def last_training(server: Any, backend: Backend, settings: Settings, max_left_out: float) -> Round:
     """All clients train once more from the final server state, which does not change."""
-    everyone, timer = clients.everyone, PhaseTimer(clients.device)
-    downs = send(clients.method, server, everyone)
+    everyone, timer = backend.everyone, PhaseTimer(backend.device)
+    downs = send(backend.method, server, everyone)
     turn = Turn(settings.rounds, settings.rate(settings.rounds))
     with timer.time("train"):
-        returned = clients.begin(everyone, downs, turn)
+        returned = backend.begin(everyone, downs, turn)
 
     def measure(after: Any) -> Measurements:
         with timer.time("evaluate"):
-            trained = after_training(clients, downs, returned)
-            splits = [] if clients.method.finishes else clients.splits  # the final step replaces these models
-            return Measurements(trained, {("kept", split): clients.score(everyone, downs, split) for split in splits})
+            trained = after_training(backend, downs, returned)
+            splits = [] if backend.method.finishes else backend.splits  # the final step replaces these models
+            return Measurements(trained, {("kept", split): backend.score(everyone, downs, split) for split in splits})
 
     answers, _, found = settled(returned, turn, max_left_out, lambda answers: server, measure)
     scores = usable(found.trained, answers) | found.scores
     return Round(settings.rounds + 1, everyone, absent(answers), scores, 0, tree.size(downs), timer.seconds)
 
 
-def finish(server: Any, clients: Backend, settings: Settings) -> Round:
+def finish(server: Any, backend: Backend, settings: Settings) -> Round:
     """Run the method's final step on all clients, and evaluate them."""
-    everyone, timer = clients.everyone, PhaseTimer(clients.device)
-    downs = send(clients.method, server, everyone)
+    everyone, timer = backend.everyone, PhaseTimer(backend.device)
+    downs = send(backend.method, server, everyone)
     turn = Turn(settings.rounds, settings.rate(settings.rounds - 1))
     with timer.time("finish"):
-        clients.finish(everyone, downs, turn)
+        backend.finish(everyone, downs, turn)
     with timer.time("evaluate"):
-        scores = {("finished", split): clients.score(everyone, downs, split) for split in clients.splits}
+        scores = {("finished", split): backend.score(everyone, downs, split) for split in backend.splits}
     return Round(settings.rounds, everyone, (), tree.fetched(scores), seconds=timer.seconds)
 
 
@@ -264,8 +265,3 @@ def usable(scores: dict[Point, Scores], answers: Answers) -> dict[Point, Scores]
 def aligned(t: Tensor) -> Tensor:
     """t as a checkpoint would load it: contiguity and alignment decide about the last bit of sums."""
     return t if t.is_contiguous() and t.data_ptr() % ALIGNMENT == 0 else t.clone(memory_format=torch.contiguous_format)
-
-
-def on(clients: Backend, ids: Tensor) -> Tensor:
-    """Client ids on the device of the backend."""
-    return ids.to(clients.device, non_blocking=True)

@@ -61,15 +61,9 @@ def geometry(x: Tensor, weight: Tensor, padding: int) -> Geometry:
 
 
 def _kernel(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    mean: Tensor | None,
-    std: Tensor | None,
-    padding: int,
-    slope: float,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor | None, std: Tensor | None,
+    padding: int, slope: float, dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Images (c, B, C, H, W), weights (c, O, C, k, k), bias (c, O) -> (c, B, h, w, O).
 
     mean, std (C,): normalize raw pixels with these; None: pixels are used as they are. slope: of the activation below
@@ -89,15 +83,9 @@ def _kernel(
 
 
 def _reference(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    mean: Tensor | None,
-    std: Tensor | None,
-    padding: int,
-    slope: float,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor | None, std: Tensor | None,
+    padding: int, slope: float, dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     shape = geometry(x, weight, padding)
     stack, batch, outputs = *x.shape[:2], weight.shape[1]
     if mean is not None and std is not None:
@@ -120,34 +108,16 @@ def with_one(seen: Tensor) -> Tensor:
     return F.pad(seen, (0, 1), value=1.0)
 
 
-def _fake(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    mean: Tensor | None,
-    std: Tensor | None,
-    padding: int,
-    slope: float,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    shape = geometry(x, weight, padding)
-    stack, batch, outputs = *x.shape[:2], weight.shape[1]
-    out = x.new_empty(stack, batch, shape.rows, shape.columns, outputs, dtype=dtype)
-    windows = out.new_empty(stack, batch * shape.rows * shape.columns, shape.length)
-    return out, out.new_empty(out.shape, dtype=torch.uint8), windows, out.new_empty(stack, shape.length, 4 * outputs)
-
-
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, weight, _, _, _, ctx.padding, ctx.slope, _ = inputs
+    x, weight, _, _, _, padding, slope, _ = inputs
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*output)
-    ctx.image, ctx.kernel, ctx.dtype = list(x.shape[2:]), weight.shape[-1], weight.dtype
+    ctx.form = list(geometry(x, weight, padding)), slope, weight.dtype
 
 
 def _backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    form = ctx.image, ctx.kernel, ctx.padding, ctx.slope, ctx.dtype
-    weight, bias, *x = conv_pool_gradient(gradient, *ctx.saved_tensors, *form, ctx.needs_input_grad[0])
+    weight, bias, *x = conv_pool_gradient(gradient, *ctx.saved_tensors, *ctx.form, ctx.needs_input_grad[0])
     return (x[0] if x else None), weight, bias, None, None, None, None, None
 
 
@@ -161,32 +131,21 @@ def _vmap(
     return join(lambda *rows: function(*rows, *form), info, dims[:3], x, weight, bias)  # mean and std: all clients'
 
 
-conv_pool = Operation(
-    "conv_pool", _kernel, _reference, _fake, vmap=_vmap, setup_context=_setup_context, backward=_backward
-)
+conv_pool = Operation("conv_pool", _kernel, _reference, vmap=_vmap, setup_context=_setup_context, backward=_backward)
 
 
 def _gradient_kernel(
-    gradient: Tensor,
-    out: Tensor,
-    winner: Tensor,
-    windows: Tensor,
-    matrix: Tensor,
-    image: list[int],
-    kernel: int,
-    padding: int,
-    slope: float,
-    dtype: torch.dtype,
-    wanted: bool,
-) -> list[Tensor]:
+    gradient: Tensor, out: Tensor, winner: Tensor, windows: Tensor, matrix: Tensor,
+    sizes: list[int], slope: float, dtype: torch.dtype, wanted: bool,
+) -> list[Tensor]:  # fmt: skip
     """The gradients in weight and bias, and in the images (c, B, C, H, W) if wanted, from that of out (c, B, h, w, O).
 
-    image: C, H, W. dtype: of the weights.
+    sizes: of `Geometry`. dtype: of the weights.
     """
     from coterie.gpu.kernels import convolution
 
     stack, channels = len(gradient), gradient.shape[-1]
-    shape = Geometry(image[1], image[2], image[0], kernel, padding)
+    shape = Geometry(*sizes)
     gradient, out, winner = (t.contiguous() for t in (gradient, out, winner))
     four = convolution.unpool(gradient, out, winner, slope).view(stack, -1, 4 * channels)
     weights = convolution.from_four_places(transposed_product(windows, four), shape, dtype)
@@ -197,57 +156,28 @@ def _gradient_kernel(
 
 
 def _gradient_reference(
-    gradient: Tensor,
-    out: Tensor,
-    winner: Tensor,
-    windows: Tensor,
-    matrix: Tensor,
-    image: list[int],
-    kernel: int,
-    padding: int,
-    slope: float,
-    dtype: torch.dtype,
-    wanted: bool,
-) -> list[Tensor]:
+    gradient: Tensor, out: Tensor, winner: Tensor, windows: Tensor, matrix: Tensor,
+    sizes: list[int], slope: float, dtype: torch.dtype, wanted: bool,
+) -> list[Tensor]:  # fmt: skip
     stack, batch, outputs = *gradient.shape[:2], gradient.shape[-1]
-    shape = Geometry(image[1], image[2], image[0], kernel, padding)
+    shape = Geometry(*sizes)
     through = activated(gradient, out, slope)
     four = torch.stack([torch.where(winner == g, through, 0.0) for g in range(4)], 4).view(stack, -1, 4 * outputs)
     product = torch.bmm(windows.mT, four).view(stack, -1, 4, outputs)  # (c, L, 4, O)
     places = product[:, : shape.entries].reshape(stack, shape.side, shape.side, shape.channels, 4, outputs)
-    moved = [places[:, g // 2 :, g % 2 :][:, :kernel, :kernel, :, g] for g in range(4)]  # (c, k, k, C, O)
+    moved = [places[:, g // 2 :, g % 2 :][:, : shape.kernel, : shape.kernel, :, g] for g in range(4)]  # (c, k, k, C, O)
     weight = torch.stack(moved).sum(0).permute(0, 4, 3, 1, 2).contiguous()
     weights = [weight.to(dtype), product[:, shape.entries].sum(1).to(dtype)]
     if not wanted:
         return weights
     patches = torch.bmm(four, matrix.mT)[..., : shape.entries].reshape(stack * batch, -1, shape.side**2, shape.channels)
     size = (shape.height, shape.width)
-    x = F.fold(patches.permute(0, 3, 2, 1).flatten(1, 2), size, shape.side, padding=padding, stride=2)
+    x = F.fold(patches.permute(0, 3, 2, 1).flatten(1, 2), size, shape.side, padding=shape.padding, stride=2)
     x = x.movedim(1, 3).contiguous()  # channels last
     return [*weights, split_clients(x, stack).movedim(4, 2)]
 
 
-def _gradient_fake(
-    gradient: Tensor,
-    out: Tensor,
-    winner: Tensor,
-    windows: Tensor,
-    matrix: Tensor,
-    image: list[int],
-    kernel: int,
-    padding: int,
-    slope: float,
-    dtype: torch.dtype,
-    wanted: bool,
-) -> list[Tensor]:
-    stack, batch, outputs = *gradient.shape[:2], gradient.shape[-1]
-    channels, height, width = image
-    weight = gradient.new_empty(stack, outputs, channels, kernel, kernel, dtype=dtype)
-    weights = [weight, gradient.new_empty(stack, outputs, dtype=dtype)]
-    return [*weights, gradient.new_empty(stack, batch, height, width, channels).movedim(4, 2)] if wanted else weights
-
-
-conv_pool_gradient = Operation("conv_pool_gradient", _gradient_kernel, _gradient_reference, _gradient_fake)
+conv_pool_gradient = Operation("conv_pool_gradient", _gradient_kernel, _gradient_reference)
 
 
 def transposed_product(a: Tensor, b: Tensor) -> Tensor:

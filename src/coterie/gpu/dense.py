@@ -44,10 +44,6 @@ def _reference(x: Tensor, weight: Tensor, bias: Tensor, slope: float) -> Tensor:
     return activated(out, out, slope).to(x.dtype)
 
 
-def _fake(x: Tensor, weight: Tensor, bias: Tensor, slope: float) -> Tensor:
-    return x.new_empty(*x.shape[:2], weight.shape[1])
-
-
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, weight, bias, ctx.slope = inputs
     ctx.save_for_backward(x, weight, None if ctx.slope == IDENTITY else output)
@@ -70,18 +66,13 @@ def _vmap(
     return join(function, info, dims, x, weight, bias, slope)
 
 
-dense = Operation("dense", _kernel, _reference, _fake, vmap=_vmap, setup_context=_setup_context, backward=_backward)
+dense = Operation("dense", _kernel, _reference, vmap=_vmap, setup_context=_setup_context, backward=_backward)
 
 
 def _gradient_kernel(
-    gradient: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    out: Tensor | None,
-    slope: float,
-    dtype: torch.dtype,
-    wanted: list[bool],
-) -> list[Tensor]:
+    gradient: Tensor, x: Tensor, weight: Tensor, out: Tensor | None,
+    slope: float, dtype: torch.dtype, wanted: list[bool],
+) -> list[Tensor]:  # fmt: skip
     """The gradients in x (c, B, I), weight (c, O, I) and bias (c, O) that are wanted. out: None for no activation."""
     from coterie.gpu.kernels import dense
 
@@ -92,14 +83,9 @@ def _gradient_kernel(
 
 
 def _gradient_reference(
-    gradient: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    out: Tensor | None,
-    slope: float,
-    dtype: torch.dtype,
-    wanted: list[bool],
-) -> list[Tensor]:
+    gradient: Tensor, x: Tensor, weight: Tensor, out: Tensor | None,
+    slope: float, dtype: torch.dtype, wanted: list[bool],
+) -> list[Tensor]:  # fmt: skip
     wide = torch.promote_types(dtype, torch.float32)
     through = gradient.to(wide)
     if out is not None:
@@ -115,17 +101,4 @@ def _products(gradient: Tensor, x: Tensor, weight: Tensor, bias: Tensor, wanted:
     return [*found, bias] if wanted[2] else found
 
 
-def _gradient_fake(
-    gradient: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    out: Tensor | None,
-    slope: float,
-    dtype: torch.dtype,
-    wanted: list[bool],
-) -> list[Tensor]:
-    shapes = [(x.shape, x.dtype), (weight.shape, x.dtype), (weight.shape[:2], dtype)]
-    return [x.new_empty(shape, dtype=kind) for (shape, kind), each in zip(shapes, wanted, strict=True) if each]
-
-
-dense_gradient = Operation("dense_gradient", _gradient_kernel, _gradient_reference, _gradient_fake)
+dense_gradient = Operation("dense_gradient", _gradient_kernel, _gradient_reference)

@@ -28,10 +28,6 @@ def _cross_entropy_reference(logits: Tensor, y: Tensor) -> Tensor:
     return -scores.gather(-1, y[..., None]).squeeze(-1)
 
 
-def _cross_entropy_fake(logits: Tensor, y: Tensor) -> Tensor:
-    return logits.new_empty(y.shape, dtype=_wide(logits))
-
-
 def _cross_entropy_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
@@ -48,7 +44,6 @@ cross_entropy = Operation(
     "cross_entropy",
     _cross_entropy_kernel,
     _cross_entropy_reference,
-    _cross_entropy_fake,
     setup_context=_cross_entropy_context,
     backward=_cross_entropy_backward,
 )
@@ -67,15 +62,8 @@ def _cross_entropy_gradient_reference(gradient: Tensor, logits: Tensor, y: Tenso
     return (gradient[..., None] * (p - right)).to(logits.dtype)
 
 
-def _cross_entropy_gradient_fake(gradient: Tensor, logits: Tensor, y: Tensor) -> Tensor:
-    return logits.new_empty(logits.shape)
-
-
 cross_entropy_gradient = Operation(
-    "cross_entropy_gradient",
-    _cross_entropy_gradient_kernel,
-    _cross_entropy_gradient_reference,
-    _cross_entropy_gradient_fake,
+    "cross_entropy_gradient", _cross_entropy_gradient_kernel, _cross_entropy_gradient_reference
 )
 
 
@@ -91,10 +79,6 @@ def _mean_reference(values: Tensor, real: Tensor) -> Tensor:
     return (total / real.sum(1).clamp_min(1)).to(values.dtype)
 
 
-def _mean_fake(values: Tensor, real: Tensor) -> Tensor:
-    return values.new_empty(len(values))
-
-
 def _mean_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(inputs[1])
 
@@ -104,7 +88,7 @@ def _mean_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
 
 
 masked_mean = Operation(
-    "masked_mean", _mean_kernel, _mean_reference, _mean_fake, setup_context=_mean_context, backward=_mean_backward
+    "masked_mean", _mean_kernel, _mean_reference, setup_context=_mean_context, backward=_mean_backward
 )
 
 
@@ -120,10 +104,4 @@ def _mean_gradient_reference(gradient: Tensor, real: Tensor) -> Tensor:
     return torch.where(real, share[:, None], 0.0).to(gradient.dtype)
 
 
-def _mean_gradient_fake(gradient: Tensor, real: Tensor) -> Tensor:
-    return gradient.new_empty(real.shape)
-
-
-masked_mean_gradient = Operation(
-    "masked_mean_gradient", _mean_gradient_kernel, _mean_gradient_reference, _mean_gradient_fake
-)
+masked_mean_gradient = Operation("masked_mean_gradient", _mean_gradient_kernel, _mean_gradient_reference)

@@ -54,14 +54,6 @@ def _reference(
     return out, mean, variance * pixels / (pixels - 1).clamp_min(1), inverse, counts / pixels
 
 
-def _fake(
-    x: Tensor, real: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    stack, batch, channels, _ = x.shape
-    moments = [x.new_empty(stack, channels) for _ in range(3)]
-    return torch.empty_like(dense(x)), moments[0], moments[1], moments[2], x.new_empty(stack, batch)
-
-
 def _per_channel(t: Tensor) -> Tensor:
     """(c, C) -> (c, 1, C, 1)."""
     return t[:, None, :, None]
@@ -82,7 +74,7 @@ def _backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
 
 
 masked_batch_norm = Operation(
-    "masked_batch_norm", _kernel, _reference, _fake, setup_context=_setup_context, backward=_backward
+    "masked_batch_norm", _kernel, _reference, setup_context=_setup_context, backward=_backward
 )
 
 
@@ -111,13 +103,7 @@ def _gradient_reference(
     return in_x * _per_channel(inverse if weight is None else inverse * weight), in_weight, in_bias
 
 
-def _gradient_fake(
-    gradient: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, share: Tensor, weight: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(dense(x)), torch.empty_like(mean), torch.empty_like(mean)
-
-
-batch_norm_gradient = Operation("masked_batch_norm_gradient", _gradient_kernel, _gradient_reference, _gradient_fake)
+batch_norm_gradient = Operation("masked_batch_norm_gradient", _gradient_kernel, _gradient_reference)
 
 
 def batch_norm(

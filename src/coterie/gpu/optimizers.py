@@ -41,13 +41,6 @@ def _reference(
     return [torch.where(per_client(active, t), new, t) for new, t in zip([*moved, *speeds], before, strict=True)]
 
 
-def _fake(
-    rate: Tensor, active: Tensor | None, lr: float, decay: float, momentum: float, count: int, tensors: list[Tensor]
-) -> list[Tensor]:
-    made = [t.new_empty(t.shape) for t in grouped(tensors, count)[1]]
-    return [*made, *(torch.empty_like(t) for t in made)] if momentum else made
-
-
 def grouped(tensors: list[Tensor], count: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Weights, gradients and velocities."""
     return tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
@@ -61,7 +54,7 @@ def per_client(active: Tensor, t: Tensor) -> Tensor:
 def _vmap(
     function: Any, info: Any, dims: tuple[Any, ...], rate: Tensor, active: Tensor | None, *inputs: Any
 ) -> tuple[Any, Any]:
-    """There is no client axis before the first vmap: a step treats all numbers alike."""
+    """Before the first vmap there is no client axis: the step is elementwise."""
     if dims[0] is not None:
         raise CoterieError("the factor on the learning rate must be the same for all clients of a round")
     each = None if active is None else in_front(active, dims[1], info.batch_size)
@@ -71,4 +64,4 @@ def _vmap(
     return outputs, type(outputs)([0] * len(outputs))
 
 
-sgd_step = Operation("sgd_step", _kernel, _reference, _fake, vmap=_vmap, leading=LEADING)
+sgd_step = Operation("sgd_step", _kernel, _reference, vmap=_vmap, leading=LEADING)

@@ -1,8 +1,8 @@
 """Register fused operations with torch.
 
 An `Operation` is a `torch.library.custom_op` in the namespace "coterie": a Triton kernel for CUDA, a reference in plain
-torch for CPU, a fake implementation and a vmap rule. Its tensors have a client axis c in front, and the axis v of a
-vmap joins it: (v, c, ...) becomes (v c, ...), so that all clients share one launch.
+torch for CPU and for fake tensors, and a vmap rule. Its tensors have a client axis c in front, and the axis v of a vmap
+joins it: (v, c, ...) becomes (v c, ...), so that all clients share one launch.
 
 Derivatives are a `torch.autograd.Function` around the custom op, not `register_autograd`: the function which that
 generates has no `setup_context` and raises under `torch.func.grad`, which every stacked training step uses
@@ -67,7 +67,6 @@ class Operation:
         name: str,
         kernel: Callable[..., Any],
         reference: Callable[..., Any],
-        fake: Callable[..., Any],
         *,
         vmap: Rule = join,
         setup_context: Callable[..., None] = save_nothing,
@@ -77,7 +76,7 @@ class Operation:
         self.leading = leading
         self.op = torch.library.custom_op(f"coterie::{name}", kernel, mutates_args=(), device_types="cuda")
         self.op.register_kernel("cpu", reference)
-        self.op.register_fake(fake)
+        self.op.register_fake(reference)
         self.op.register_vmap(partial(self._vmap_op, vmap))
         rules: dict[str, Callable[..., Any]] = {
             "forward": self._forward,

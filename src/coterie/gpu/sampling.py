@@ -27,11 +27,7 @@ def _reference(x: Tensor, index: Tensor, bits: Tensor, crop: int, flip: bool) ->
     return torch.stack(drawn).contiguous()  # crops are channels last
 
 
-def _fake(x: Tensor, index: Tensor, bits: Tensor, crop: int, flip: bool) -> Tensor:
-    return x.new_empty(*index.shape, *x.shape[2:])
-
-
-draw = Operation("draw", _kernel, _reference, _fake)
+draw = Operation("draw", _kernel, _reference)
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The papers, one file each; a method with machinery of its own is a folder."""
+"""The methods: one file or folder per paper."""
 
 from __future__ import annotations
 
@@ -104,24 +104,26 @@ METHODS: dict[str, type[AnyMethod]] = {
     "pfakd": PFAKD,
 }
 
-RESULT_POINTS = {"pre", "post", "finished", "global"}  # where a method may be measured: see core/method.py
+RESULT_POINTS = {"pre", "post", "finished", "global"}  # see core/method.py
 
 
 def documented(kind: type[AnyMethod]) -> str:
-    """The docstring of a method's class: its own or its file's, with the paper, and its hyper-parameters."""
+    """The docstring of a method's class, or of its file, followed by the hyper-parameters."""
     own = "" if (kind.__doc__ or "").startswith(f"{kind.__name__}(") else inspect.getdoc(kind) or ""  # dataclass's
     text = own or inspect.cleandoc(sys.modules[kind.__module__].__doc__ or "")
     listed = [
-        f"{f.name}: {f.metadata.get('help', '')} (default: {f.default})" for f in fields(kind) if f.name != "train"
+        f"{f.name}: {f.metadata.get('help', '')}" + (f" (default: {f.default})" if f.default is not None else "")
+        for f in fields(kind)
+        if f.name != "train"
     ]
-    training = "train: local training, a coterie.Sgd; fields that are not set come from the protocol"
+    training = "train: local training, a coterie.LocalTraining; fields that are not set come from the protocol"
     return "\n".join([text, "", "Parameters", "----------", *listed, training])
 
 
-for _kind in METHODS.values():  # help(coterie.FedPAC) shows what its file says
+for _kind in METHODS.values():  # for help(coterie.FedPAC)
     _kind.__doc__ = documented(_kind)
 
-# Names for settings that the papers give a name: its method, what differs, and its title.
+# Settings that have a name in the papers: name -> method, changed settings, title.
 VARIANTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "fedavg-ft": ("fedavg", {}, "FedAvg-FT"),
     "hypcluster-3": ("hypcluster", {"clusters": 3}, "HypCluster (k=3)"),
@@ -144,7 +146,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 def method_name(name: str) -> str:
-    """The name of a method or variant, however it is spelled (FedPAC, fed_pac, Fed-RoD); import paths as they are."""
+    """Normalize the name of a method or variant (FedPAC, fed_pac, Fed-RoD). Import paths are returned unchanged."""
 
     if ":" in name:
         method_class(name)
@@ -156,7 +158,7 @@ def method_name(name: str) -> str:
 
 
 def method_class(name: str) -> type[AnyMethod]:
-    """The class of a method or variant, or the user's own by its import path package.module:Class."""
+    """The class of a method or variant, or of a user's method by its import path package.module:Class."""
     base, _ = parts(name)
     if base in METHODS:
         return METHODS[base]
@@ -166,7 +168,7 @@ def method_class(name: str) -> type[AnyMethod]:
 
 
 def checked_class(name: str, found: Any) -> type[AnyMethod]:
-    """An error if this is not the class of a complete method."""
+    """Raise an error unless this is the class of a complete method."""
     if not isinstance(found, type) or not issubclass(found, Method):
         kind = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
         raise CoterieError(f"method '{name}' is {kind}, not a subclass of coterie.core.method.Method")
@@ -188,30 +190,30 @@ def checked_class(name: str, found: Any) -> type[AnyMethod]:
 
 
 def identifier(method: AnyMethod | type[AnyMethod]) -> str:
-    """What a run folder calls a method: the name of one of ours, or the import path of a user's own."""
+    """The id of a method in a run folder: its name, or the import path of a user's method."""
     kind = method if inspect.isclass(method) else type(method)
     named = next((name for name, ours in METHODS.items() if ours is kind), None)
     return named or f"{kind.__module__}:{kind.__qualname__}"
 
 
 def described(method: AnyMethod) -> dict[str, Any]:
-    """What config.json says of a method: its title, its class and all its settings."""
+    """A method for config.json: its title, its class and all its settings."""
     return {"name": method.title, "class": identifier(method), **asdict(method)}
 
 
 def ancestor(method: AnyMethod) -> str | None:
-    """The method of ours that this one is, or is derived from; None: the user's own from scratch."""
+    """The name of the built-in method that this one is or derives from; None if there is none."""
     names = {kind: name for name, kind in METHODS.items()}
     return next((names[kind] for kind in type(method).__mro__ if kind in names), None)
 
 
 def parts(name: str) -> tuple[str, dict[str, Any]]:
-    """The method that a method or variant is, and the settings that make it the variant."""
+    """The base method of a method or variant, and the settings of the variant."""
     base, changes, _ = VARIANTS.get(name, (name, {}, ""))
     return base, changes
 
 
 def training(name: str) -> str:
-    """The method or variant that trains for this one: several can be results of one training."""
+    """The method or variant whose training this result comes from; one training can give several results."""
     base, changes = parts(name)
     return name if changes else base

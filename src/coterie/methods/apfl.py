@@ -1,8 +1,8 @@
-"""The personal model is a mixture, weight by weight, of an own model and the shared one; both are trained together.
+"""The personal model is a weighted average of a local model and the shared one; both are trained together.
 
 Deng, Kamani, Mahdavi: Adaptive Personalized Federated Learning, 2020 (arXiv 2003.13461).
-The share of the own model is one fixed number, as in FedPAC's comparison; `adaptive` learns it as the paper does.
-The own model keeps the BatchNorm statistics of the mixture: no other statistics fit it.
+The weight of the local model is fixed, as in FedPAC's comparison; `adaptive` learns it, as in the paper.
+The local model keeps the BatchNorm statistics of the mixture, because it only runs as part of the mixture.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from coterie.core.batch import Batch, Data
-from coterie.core.errors import CoterieError
-from coterie.core.losses import cross_entropy
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
 from coterie.core.protections import ALLOWED, Protections
@@ -28,8 +26,8 @@ class Server(NamedTuple):
 
 
 class State(NamedTuple):
-    weights: Weights  # v_i, the own model
-    share: Tensor  # () α_i, of the own model in the mixture
+    weights: Weights  # v_i, the local model
+    share: Tensor  # () α_i, weight of the local model in the mixture
     momentum: Tree
     shared_momentum: Tree
 
@@ -44,14 +42,14 @@ class Up(NamedTuple):
 
 
 class Own(NamedTuple):
-    """What belongs to a client."""
+    """The local model and its weight in the mixture."""
 
     weights: Weights
     share: Tensor
 
 
 class Both(NamedTuple):
-    """Models in training."""
+    """The shared and the local model during training."""
 
     shared: Weights
     own: Own
@@ -62,17 +60,18 @@ class Both(NamedTuple):
 @dataclass(frozen=True)
 class APFL(Method[Server, State, Down, Up]):
     share: float = field(
-        default=0.25, metadata={"help": "share of the own model in the mixture (α); at first, if adaptive"}
+        default=0.25,
+        metadata={
+            "help": "weight of the local model in the mixture (α); if adaptive, the initial one",
+            "low": 0,
+            "high": 1,
+        },
     )
-    adaptive: bool = field(default=False, metadata={"help": "learn the share"})
+    adaptive: bool = field(default=False, metadata={"help": "learn that weight"})
 
     title: ClassVar[str] = "APFL"
     results: ClassVar[dict[str, str]] = {"APFL": "post"}
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.share <= 1:
-            raise CoterieError(f"the share of the own model must be between 0 and 1, not {self.share}")
 
     def server_init(self, model: Model, census: Census) -> Server:
         return Server(model.start)
@@ -86,7 +85,7 @@ class APFL(Method[Server, State, Down, Up]):
 
     def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
         def loss(w: Weights, batch: Batch) -> Tensor:
-            return cross_entropy(model(w, batch.x), batch.y)
+            return model.loss(model(w, batch.x), batch)
 
         def own_step(own: Own, shared: Weights, batch: Batch, momentum: Tree) -> tuple[Own, Tree]:
             def mixture_loss(own: Own, batch: Batch) -> Tensor:
@@ -100,7 +99,7 @@ class APFL(Method[Server, State, Down, Up]):
             moved, _ = plain.step(own, mixture_loss, batch, data.rate, {})  # α - η <v - w, ∇f(mixture)>
             return Own(weights, moved.share.clamp(0, 1)), momentum
 
-        plain = self.train.but(momentum=0.0, weight_decay=0.0, clip_gradient=0.0)
+        plain = self.train.plain()
 
         def both(models: Both, batch: Batch) -> Both:
             shared, shared_momentum = self.train.step(models.shared, loss, batch, data.rate, models.shared_momentum)

@@ -1,7 +1,7 @@
-"""Two models: the shared one, trained and averaged as in FedAvg, and a personal one drawn towards it.
+"""FedAvg, and for each client a personal model that is regularized towards the shared one.
 
 Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021.
-The personal model is drawn towards the shared model as received, not as trained by the client.
+The personal model is pulled towards the shared model as received, not as trained by the client.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from coterie.core.batch import Batch, Data
-from coterie.core.losses import cross_entropy, squared_distance
+from coterie.core.losses import squared_distance
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
 from coterie.core.protections import ALLOWED, Protections
@@ -41,9 +41,11 @@ class Up(NamedTuple):
 
 @dataclass(frozen=True)
 class Ditto(Method[Server, State, Down, Up]):
-    pull: float = field(default=1.0, metadata={"help": "pull of the personal model towards the shared one (λ)"})
+    pull: float = field(
+        default=1.0, metadata={"help": "pull of the personal model towards the shared one (λ)", "low": 0}
+    )
     personal_epochs: int | None = field(
-        default=None, metadata={"help": "epochs of the personal model; local epochs if not set"}
+        default=None, metadata={"help": "epochs of the personal model; default: local epochs", "low": 0}
     )
 
     title: ClassVar[str] = "Ditto"
@@ -62,7 +64,7 @@ class Ditto(Method[Server, State, Down, Up]):
 
     def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
         def loss(w: Weights, batch: Batch) -> Tensor:
-            return cross_entropy(model(w, batch.x), batch.y)
+            return model.loss(model(w, batch.x), batch)
 
         def personal_loss(v: Weights, batch: Batch) -> Tensor:
             if not self.pull:

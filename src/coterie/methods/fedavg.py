@@ -1,8 +1,8 @@
-"""Clients train the shared model, the server averages. With it FedAvg-FT: that model, fine-tuned by each client.
+"""Clients train a shared model and the server averages it; FedAvg-FT then fine-tunes it on each client.
 
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep Networks from
-Decentralized Data, AISTATS 2017. FedAvg-FT as in FedPAC (ICLR 2023): the whole model, as many epochs as a
-round has. Both come from one run: fine-tuning happens once, on a copy, after the last round.
+Decentralized Data, AISTATS 2017. FedAvg-FT follows FedPAC (ICLR 2023): each client fine-tunes the whole model for as
+many epochs as in a round. Both come from one run: fine-tuning runs once, on a copy, after the last round.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from coterie.core.batch import Data
-from coterie.core.losses import cross_entropy
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
 from coterie.core.protections import ALLOWED, Protections
@@ -57,7 +56,7 @@ class FedAvg(Method[Server, State, Down, Up]):
 
     def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
         weights, momentum = self.train(
-            down.weights, lambda w, batch: cross_entropy(model(w, batch.x), batch.y), data, state.momentum
+            down.weights, lambda w, batch: model.loss(model(w, batch.x), batch), data, state.momentum
         )
         return State(momentum, tuned=()), Up(weights, data.samples)
 

@@ -1,9 +1,9 @@
-"""Only the encoder is trained, under a head that stays as it was drawn; each client fine-tunes at the end.
+"""Clients train and share only the encoder, under a fixed initial head; each client fine-tunes at the end.
 
 Oh, Kim, Yun: FedBABU: Toward Enhanced Representation for Federated Image Classification, ICLR 2022.
 The whole model is fine-tuned by default, as in the paper; `finetune` selects a part. The comparisons of other papers
-choose other parts: FedReG's protocol fine-tunes the head, and the recipes of FedPAC's tables the encoder.
-During training the head is not in the tree that is trained, so weight decay does not reach it either.
+fine-tune other parts: FedReG's protocol the head, and the recipes of FedPAC's tables the encoder.
+During training the head is not in the tree that is trained, so weight decay does not change it either.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from coterie.core.batch import Data
 from coterie.core.errors import unknown
-from coterie.core.losses import cross_entropy
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
 from coterie.core.protections import ALLOWED, Protections
@@ -49,7 +48,7 @@ class FedBABU(Method[Server, State, Down, Up]):
         default="full", metadata={"help": "what clients fine-tune at the end: full, encoder, head or none"}
     )
     finetune_epochs: int | None = field(
-        default=None, metadata={"help": "epochs of fine-tuning; local epochs if not set"}
+        default=None, metadata={"help": "epochs of fine-tuning; default: local epochs", "low": 0}
     )
 
     title: ClassVar[str] = "FedBABU"
@@ -75,7 +74,7 @@ class FedBABU(Method[Server, State, Down, Up]):
         head = model.start.head  # φ_0
         encoder, momentum = self.train(
             down.encoder,
-            lambda encoder, batch: cross_entropy(model(Weights(encoder, head), batch.x), batch.y),
+            lambda encoder, batch: model.loss(model(Weights(encoder, head), batch.x), batch),
             data,
             state.momentum,
         )
@@ -97,7 +96,7 @@ class FedBABU(Method[Server, State, Down, Up]):
             return state
         moved, _ = train(
             moving,
-            lambda parts, batch: cross_entropy(model(received._replace(**parts), batch.x), batch.y),
+            lambda parts, batch: model.loss(model(received._replace(**parts), batch.x), batch),
             data,
             {},
         )

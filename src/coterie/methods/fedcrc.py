@@ -1,8 +1,8 @@
-"""A steady shared head teaches the encoder; then each client trains its own head, which guides the shared one.
+"""A slowly changing shared head trains the encoder; each client's personal head then guides the shared one.
 
 Wang, Xie, Yu, Qu, Zhang, Cao: Federated Learning with Common Representation Learning Criterion and Personalized
-Predictor, 2023. One run gives both: FedCRC is the global model, FedCRC-Per the personal ones.
-Not stated there: the epochs of the two heads (here those of a round), and the weight of the guide (here 1).
+Predictor, 2023. One run gives both results: FedCRC is the global model, FedCRC-Per the personal models.
+The paper does not state the epochs of the two heads (here: those of a round) and the weight of the guide (here: 1).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch import Tensor
 
 from coterie.core import tree
 from coterie.core.batch import Batch, Data
-from coterie.core.losses import cross_entropy, kl_divergence
+from coterie.core.losses import kl_divergence
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
-from coterie.core.optimizers import Sgd
 from coterie.core.protections import ALLOWED, Protections
 from coterie.core.ranges import Samples
+from coterie.core.training import LocalTraining
 from coterie.core.tree import Tree
 
 
@@ -29,7 +29,7 @@ class Server(NamedTuple):
 
 
 class State(NamedTuple):
-    head: Tree  # h_i, the local predictor; never leaves the client
+    head: Tree  # h_i, the personal head
     encoder_momentum: Tree
     head_momentum: Tree
     shared_momentum: Tree
@@ -48,20 +48,23 @@ class Up(NamedTuple):
 
 @dataclass(frozen=True)
 class FedCRC(Method[Server, State, Down, Up]):
-    inertia: float = field(default=0.99, metadata={"help": "share of the shared head that stays in a round (τ)"})
+    inertia: float = field(
+        default=0.99, metadata={"help": "share of the old shared head that is kept in a round (τ)", "low": 0, "high": 1}
+    )
     encoder_epochs: int | None = field(
-        default=None, metadata={"help": "epochs of the encoder; local epochs if not set (e_f)"}
+        default=None, metadata={"help": "epochs of the encoder (e_f); default: local epochs", "low": 0}
     )
     personal_epochs: int | None = field(
-        default=None, metadata={"help": "epochs of the own head; local epochs if not set (e_p)"}
+        default=None, metadata={"help": "epochs of the personal head (e_p); default: local epochs", "low": 0}
     )
     shared_epochs: int | None = field(
-        default=None, metadata={"help": "epochs of the shared head; local epochs if not set (e_g)"}
+        default=None, metadata={"help": "epochs of the shared head (e_g); default: local epochs", "low": 0}
     )
 
     title: ClassVar[str] = "FedCRC"
     results: ClassVar[dict[str, str]] = {"FedCRC": "global", "FedCRC-Per": "pre"}
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
+    needs_classes: ClassVar[bool] = True
     needs_head: ClassVar[bool] = True
 
     def server_init(self, model: Model, census: Census) -> Server:
@@ -76,15 +79,15 @@ class FedCRC(Method[Server, State, Down, Up]):
 
     def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
         def encoder_loss(encoder: Tree, batch: Batch) -> Tensor:
-            return cross_entropy(model(Weights(encoder, down.head), batch.x), batch.y)  # eq. (4)
+            return model.loss(model(Weights(encoder, down.head), batch.x), batch)  # eq. (4)
 
         def personal_loss(head: Tree, batch: Batch) -> Tensor:
-            return cross_entropy(model(Weights(encoder, head), batch.x), batch.y)  # eq. (5)
+            return model.loss(model(Weights(encoder, head), batch.x), batch)  # eq. (5)
 
         def shared_loss(head: Tree, batch: Batch) -> Tensor:
             z = model.features(encoder, batch.x)
             logits, guide = model.logits(head, z), model.logits(own, z)
-            return cross_entropy(logits, batch.y) + kl_divergence(logits, guide)  # eq. (7)
+            return model.loss(logits, batch) + kl_divergence(logits, guide)  # eq. (7)
 
         encoder, encoder_momentum = self.during(self.encoder_epochs)(
             down.encoder, encoder_loss, data, state.encoder_momentum
@@ -93,7 +96,7 @@ class FedCRC(Method[Server, State, Down, Up]):
         shared, shared_momentum = self.during(self.shared_epochs)(down.head, shared_loss, data, state.shared_momentum)
         return State(own, encoder_momentum, head_momentum, shared_momentum), Up(encoder, shared, data.samples)
 
-    def during(self, epochs: int | None) -> Sgd:
+    def during(self, epochs: int | None) -> LocalTraining:
         return self.train if epochs is None else self.train.but(local_epochs=epochs)
 
     def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:

@@ -1,10 +1,10 @@
-"""Every client adds to its loss a term that changes from round to round, so that the optima of the clients meet in the
-optimum of all.
+"""FedAvg with a dynamic regularizer, which makes the optima of the clients' losses agree with the global optimum.
 
 Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama: Federated Learning Based on Dynamic Regularization, ICLR 2021.
-As in the authors' code: the term is weaker for clients with more samples, and gradients are clipped.
-Other than their code: all of the term is clipped; there, its part α θ is added afterwards as weight decay.
-The model that is broadcast is the one tested; the authors test the mean of the participants' models (`test_mean`).
+As in the authors' code: the regularizer is weaker for clients with more samples, and gradients are clipped.
+Unlike their code: the gradient of the whole regularizer is clipped; theirs adds the part α θ after clipping, as weight
+decay. The model that is tested is the one broadcast; the authors test the mean of the participants' models
+(`test_mean`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from coterie.core import tree
 from coterie.core.batch import Batch, Data
 from coterie.core.errors import unknown
-from coterie.core.losses import cross_entropy, inner_product, squared_distance
+from coterie.core.losses import inner_product, squared_distance
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
 from coterie.core.protections import ALLOWED, WELCOME, Protections, refused
@@ -29,12 +29,12 @@ NORMS = ("squared", "unsquared")
 
 class Server(NamedTuple):
     mean: Weights  # of the participants' models in the last round
-    drift: Tree  # (1/m) Σ_j g_j over all clients, as all that is trained; in the paper -h/α
+    drift: Tree  # (1/m) Σ_j g_j over all clients, for trained parameters; in the paper -h/α
     samples: Tensor  # (m,) n_i of all clients
 
 
 class State(NamedTuple):
-    drift: Tree  # g_i: the sum of all its moves; in the paper -∇L_i/α
+    drift: Tree  # g_i: sum of all its updates; in the paper -∇L_i/α
     pull: Tensor  # () α_i
     momentum: Tree
 
@@ -49,16 +49,17 @@ class Up(NamedTuple):
 
 @dataclass(frozen=True)
 class FedDyn(Method[Server, State, Down, Up]):
-    pull: float = field(default=0.01, metadata={"help": "strength of the dynamic regulariser (α)"})
+    pull: float = field(default=0.01, metadata={"help": "strength of the dynamic regularizer (α)", "low": 0})
     largest_gradient: float = field(
-        default=10.0, metadata={"help": "gradients are clipped to this norm, unless local training has its own"}
+        default=10.0,
+        metadata={"help": "largest norm of a gradient, unless clip_gradient is set; 0: no limit", "low": 0},
     )
     norm: str = field(
         default="squared",
-        metadata={"help": "distance to the model received: squared, or unsquared as in some libraries"},
+        metadata={"help": "distance to the received model: squared, or unsquared as in some libraries"},
     )
     test_mean: bool = field(
-        default=False, metadata={"help": "as the global model, test the mean of the participants' models"}
+        default=False, metadata={"help": "evaluate the mean of the participants' models as the global model"}
     )
 
     title: ClassVar[str] = "FedDyn"
@@ -86,7 +87,7 @@ class FedDyn(Method[Server, State, Down, Up]):
 
     def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
         def loss(w: Weights, batch: Batch) -> Tensor:  # its gradient: that of the task + α_i (θ - w^t + g_i)
-            task = cross_entropy(model(w, batch.x), batch.y)
+            task = model.loss(model(w, batch.x), batch)
             return task + state.pull * (self.penalty(w, down.weights) + inner_product(w, state.drift))  # eq. (1)
 
         clipped = self.train.but(clip_gradient=self.train.clip_gradient or self.largest_gradient)
@@ -98,11 +99,11 @@ class FedDyn(Method[Server, State, Down, Up]):
         squared = squared_distance(weights, received)
         if self.norm == "squared":
             return squared / 2
-        return squared.clamp_min(1e-30).sqrt() / 2  # the bound: no slope at the start, where there is none
+        return squared.clamp_min(1e-30).sqrt() / 2  # clamped: the gradient at distance 0 is 0, not NaN
 
     def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
         mean = tree.apply(lambda t: t.mean(0), ups.weights)
-        everyone = len(server.samples)  # m: those who did not take part keep their g_j
+        everyone = len(server.samples)  # m: clients that did not take part keep their g_j
         drift = tree.apply(
             lambda g, w, trained: g + (trained - w).sum(0) / everyone,
             server.drift,
@@ -119,6 +120,6 @@ class FedDyn(Method[Server, State, Down, Up]):
 
 
 def broadcast(server: Server) -> Weights:
-    """w = the mean of the participants' models, plus what all clients lean to."""
+    """w: the mean of the participants' models plus the mean drift of all clients."""
     shifted = tree.apply(torch.add, tree.trained(server.mean), server.drift)
     return tree.fill(server.mean, tree.flatten(server.mean) | shifted)

@@ -1,8 +1,8 @@
-"""No shared model: clients get a few models of others, keep of each as much as it helps on held-out samples, and train.
+"""Each client receives a few models of others and mixes in those that lower its loss on held-out samples.
 
 Zhang, Sapra, Fidler, Yeung, Alvarez: Personalized Federated Learning with First Order Model Optimization, ICLR 2021.
-The affinity adds up all values that a client gave a model; ties are broken at random (as in the authors' code).
-Where there are too few models to send, as in the first round, a client gets its own back, which changes nothing.
+The affinity sums all values that a client gave a model; ties are broken at random (as in the authors' code).
+If there are too few models to send, as in the first round, a client receives its own, which changes nothing.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from torch import Tensor
 
 from coterie.core import random, tree
 from coterie.core.batch import Data, sample_losses
-from coterie.core.errors import CoterieError
-from coterie.core.losses import cross_entropy, squared_distance
+from coterie.core.losses import squared_distance
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
 from coterie.core.protections import HANDED_ON, Protections, refused, robust
@@ -25,15 +24,15 @@ from coterie.core.tree import Tree
 
 class Server(NamedTuple):
     models: Weights  # of all m clients, as last uploaded
-    uploaded: Tensor  # (m,) who did so in the last round
-    affinity: Tensor  # (m, m) A: row i = what models were worth to client i
-    round: Tensor  # () how many were played
+    uploaded: Tensor  # (m,) which clients uploaded in the last round
+    affinity: Tensor  # (m, m) A: row i = value of each model to client i
+    round: Tensor  # () number of completed rounds
 
 
 class State(NamedTuple):
     weights: Weights  # w_i
     momentum: Tree
-    key: Tensor  # () the same in all rounds: which samples are held out
+    key: Tensor  # () selects the held-out samples; the same in all rounds
 
 
 class Down(NamedTuple):
@@ -42,44 +41,42 @@ class Down(NamedTuple):
 
 class Up(NamedTuple):
     weights: Weights
-    values: Tensor  # (M,) q: what each model was worth
+    values: Tensor  # (M,) q: value of each model
 
 
 @dataclass(frozen=True)
 class FedFomo(Method[Server, State, Down, Up]):
-    models: int = field(default=5, metadata={"help": "models that a client gets in a round (M)"})
-    held_out: float = field(default=0.2, metadata={"help": "share of the samples that judge models, not trained on"})
-    explore: float = field(default=0.3, metadata={"help": "chance of a random model, in the first round (ε)"})
-    explore_decay: float = field(default=0.05, metadata={"help": "how much less that chance is every round"})
+    models: int = field(default=5, metadata={"help": "models that a client receives per round (M)", "low": 1})
+    held_out: float = field(
+        default=0.2, metadata={"help": "share of samples held out to judge models", "above": 0, "below": 1}
+    )
+    explore: float = field(
+        default=0.3, metadata={"help": "probability of a random model in the first round (ε)", "low": 0, "high": 1}
+    )
+    explore_decay: float = field(default=0.05, metadata={"help": "decrease of that probability per round", "low": 0})
 
     title: ClassVar[str] = "FedFomo"
     results: ClassVar[dict[str, str]] = {"FedFomo": "post"}
     protections: ClassVar[Protections] = {
-        **robust(refused(f"{HANDED_ON}, who judge it themselves on their own samples")),
+        **robust(refused(f"{HANDED_ON}, which judge it on their own samples")),
         "dp-client": refused(f"{HANDED_ON}, not a mean of many"),
-        "dp-sample": refused("clients send how much each model is worth on their held-out samples, without noise"),
+        "dp-sample": refused("clients send the value of each model on their held-out samples, without noise"),
     }
-
-    def __post_init__(self) -> None:
-        if self.models < 1:
-            raise CoterieError(f"models sent to a client must be at least 1, not {self.models}")
-        if not 0 < self.held_out < 1:
-            raise CoterieError(f"the share of held-out samples must be above 0 and below 1, not {self.held_out}")
 
     def server_init(self, model: Model, census: Census) -> Server:
         m = len(census.samples)
         models = tree.apply(lambda t: t.expand(m, *t.shape).clone(), model.start)
-        nobody = torch.zeros(m, dtype=torch.bool, device=model.mean.device)
-        return Server(models, nobody, model.mean.new_zeros(m, m), torch.zeros_like(nobody[0], dtype=torch.int64))
+        uploaded = torch.zeros(m, dtype=torch.bool, device=model.mean.device)
+        return Server(models, uploaded, model.mean.new_zeros(m, m), torch.zeros_like(uploaded[0], dtype=torch.int64))
 
     def server_send(self, server: Server, client: Tensor) -> Down:
         return Down(tree.pick(server.models, self.chosen(server, client)))
 
     def chosen(self, server: Server, client: Tensor) -> Tensor:
-        """(M,) whose models this client gets: those of the largest affinity, each with some chance any other."""
+        """(M,) ids of the models for this client: the highest affinity, or with probability ε a random one."""
         everyone = torch.arange(len(server.uploaded), device=server.uploaded.device)
         own, affinity = everyone[client], server.affinity[client]
-        left = server.uploaded & (everyone != own)  # (m,) who can still be chosen
+        left = server.uploaded & (everyone != own)  # (m,) clients that can still be chosen
         key = random.fold(torch.zeros_like(own), random.EXPLORE, server.round, own)
         chance = (self.explore - self.explore_decay * server.round).clamp_min(0)
         picks = []
@@ -93,7 +90,7 @@ class FedFomo(Method[Server, State, Down, Up]):
         return torch.stack(picks)
 
     def server_greet(self, server: Server) -> Down:
-        """The models that others value most."""
+        """The models with the highest mean affinity."""
         value = torch.where(server.uploaded, server.affinity.mean(0), -torch.inf)
         return Down(tree.pick(server.models, value.topk(min(self.models, len(value))).indices))
 
@@ -110,21 +107,21 @@ class FedFomo(Method[Server, State, Down, Up]):
         )
         weights, momentum = self.train(
             mixed,
-            lambda w, batch: cross_entropy(model(w, batch.x), batch.y),
+            lambda w, batch: model.loss(model(w, batch.x), batch),
             replace(others, key=data.key),
             state.momentum,
         )
         return State(weights, momentum, state.key), Up(weights, values)
 
     def values(self, model: Model, own: Weights, models: Weights, held_out: Data) -> Tensor:
-        """(M,) q_n = (L(w_i) - L(w_n)) / ||w_n - w_i||: how much better each model is, for the way to it."""
+        """(M,) q_n = (L(w_i) - L(w_n)) / ||w_n - w_i||: the improvement by each model per distance to it."""
 
         def loss(w: Weights) -> Tensor:
             return held_out.mean(sample_losses(model, w, held_out))
 
         def value(w: Weights) -> Tensor:
-            way = squared_distance(w, own).sqrt()
-            return torch.where(way > 0, (here - loss(w)) / (way + 1e-5), 0.0)  # rounding is no gain: own is worth 0
+            distance = squared_distance(w, own).sqrt()
+            return torch.where(distance > 0, (here - loss(w)) / (distance + 1e-5), 0.0)  # exactly 0 for its own
 
         here = loss(own)
         return torch.func.vmap(value)(models)

@@ -1,10 +1,10 @@
-"""FedPAC with other head weights: those whose prototypes fit a head well lend it more of their own.
+"""FedPAC with other head weights: a client's head gets more of the heads of clients whose prototypes fit it well.
 
 Ding: a replication of FedPAC (ICLR 2023) with a decision layer aggregated by class prototypes, 2025.
-Equation (12) of that text lacks an index and (13) is normalised over the wrong one; here f_ij is the loss of j's
+Equation (12) of that text lacks an index and (13) is normalized over the wrong one; here f_ij is the loss of j's
 prototypes under i's head (or of i's under j's, `own->other`), and the weights of each client sum to 1.
-Losses of the classes are weighted by how frequent they are: aligned prototypes hardly differ, frequencies do.
-The rule for negative losses is left out, since a cross entropy has none.
+Class losses are weighted by class frequency: aligned prototypes hardly differ, frequencies do.
+The rule for negative losses is omitted, since cross entropy is never negative.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from coterie.core import tree
 from coterie.core.batch import Batch, Data, features
 from coterie.core.errors import CoterieError, unknown
-from coterie.core.losses import cross_entropy, squared_error
+from coterie.core.losses import squared_error
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
 from coterie.core.protections import ALLOWED, OWN_MEANS, OWN_ROWS, SEND_STATISTICS, Protections, refused, unless
@@ -32,8 +32,8 @@ CLASS_WEIGHTS = ("prior", "uniform")
 
 class Server(NamedTuple):
     encoder: Tree
-    heads: Tree  # of all m clients, the combined ones
-    prototypes: Tensor  # (K, d) c; a row of zeros: not seen yet
+    heads: Tree  # combined heads of all m clients
+    prototypes: Tensor  # (K, d) c; a zero row: class not seen yet
     head_weights: Tensor  # (S, S) α of the last round, row i = client i
 
 
@@ -57,11 +57,16 @@ class Up(NamedTuple):
 
 @dataclass(frozen=True)
 class FedPACProto(Method[Server, State, Down, Up]):
-    align: float = field(default=1.0, metadata={"help": "strength of feature alignment (λ); 0 switches it off"})
-    head_epochs: int = field(default=1, metadata={"help": "epochs of the head, before the encoder's"})
-    head_lr: float = field(default=0.1, metadata={"help": "learning rate of the head (η_g)"})
+    align: float = field(
+        default=1.0, metadata={"help": "strength of feature alignment (λ); 0 switches it off", "low": 0}
+    )
+    head_epochs: int = field(
+        default=1, metadata={"help": "epochs of the head, which is trained before the encoder", "low": 0}
+    )
+    head_lr: float = field(default=0.1, metadata={"help": "learning rate of the head (η_g)", "low": 0})
     proto_to_head: str = field(
-        default="other->own", metadata={"help": "whose prototypes are put to whose head: other->own or own->other"}
+        default="other->own",
+        metadata={"help": "whose prototypes are evaluated under whose head: other->own or own->other"},
     )
     class_weight: str = field(default="prior", metadata={"help": "weight of a class in that loss: prior or uniform"})
 
@@ -70,13 +75,14 @@ class FedPACProto(Method[Server, State, Down, Up]):
     protections: ClassVar[Protections] = {
         "robust-median": refused(OWN_ROWS),
         "dp-client": refused(
-            "its server combines for every client the heads of others by their class statistics, not a mean of all; "
+            "its server combines heads for each client by class statistics, not by a mean over all; "
             "--dp-statistics protects samples there"
         ),
         "dp-sample": refused(SEND_STATISTICS),
         "dp-statistics": ALLOWED,
         "dp-both": unless(OWN_MEANS, align=0.0),
     }
+    needs_classes: ClassVar[bool] = True
     needs_head: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -108,18 +114,18 @@ class FedPACProto(Method[Server, State, Down, Up]):
         local = class_statistics(z, data.y, data.classes, data.real)
         head, head_momentum = self.train.but(local_epochs=self.head_epochs, lr=self.head_lr)(
             down.head,
-            lambda head, batch: cross_entropy(model.logits(head, batch.x), batch.y),
+            lambda head, batch: model.loss(model.logits(head, batch.x), batch),
             data.of(z),
             state.head_momentum,
         )
 
         seen = down.prototypes.any(1)  # (K,)
         target = torch.where(seen[:, None], down.prototypes, local.means)  # (K, d)
-        align = self.align * seen.any()  # none in round 0
+        align = self.align * seen.any()  # 0 in round 0
 
         def loss(encoder: Tree, batch: Batch) -> Tensor:
             z = model.features(encoder, batch.x)
-            task = cross_entropy(model.logits(head, z), batch.y)
+            task = model.loss(model.logits(head, z), batch)
             return task + align * squared_error(z, target[batch.y]) if self.align else task
 
         encoder, encoder_momentum = self.train(down.encoder, loss, data, state.encoder_momentum)

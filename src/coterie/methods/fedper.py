@@ -1,7 +1,7 @@
-"""The encoder is shared, every client keeps its own head; both are trained together.
+"""Clients share the encoder and keep personal heads; both are trained together.
 
 Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with Personalization Layers, 2019.
-Without `keep_head` it is what FedCRC's comparison seems to have run: the trained heads are thrown away.
+Without `keep_head`, trained heads are discarded after every round, as FedCRC's comparison seems to have done.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from coterie.core.batch import Data
-from coterie.core.losses import cross_entropy
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
 from coterie.core.protections import ALLOWED, HEADS, Protections, unless
@@ -42,8 +41,8 @@ class Up(NamedTuple):
 
 @dataclass(frozen=True)
 class FedPer(Method[Server, State, Down, Up]):
-    keep_head: bool = field(default=True, metadata={"help": "heads are kept; if not, they start anew every round"})
-    average_heads: bool = field(default=False, metadata={"help": "also send heads, for a global model to test"})
+    keep_head: bool = field(default=True, metadata={"help": "keep trained heads; otherwise they are reset every round"})
+    average_heads: bool = field(default=False, metadata={"help": "also send heads, to evaluate a global model"})
 
     title: ClassVar[str] = "FedPer"
     results: ClassVar[dict[str, str]] = {"FedPer": "pre"}
@@ -62,7 +61,7 @@ class FedPer(Method[Server, State, Down, Up]):
     def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
         (encoder, head), momentum = self.train(
             Weights(down.encoder, state.head),
-            lambda w, batch: cross_entropy(model(w, batch.x), batch.y),
+            lambda w, batch: model.loss(model(w, batch.x), batch),
             data,
             state.momentum,
         )

@@ -1,10 +1,10 @@
-"""Every client trains its own model; only class prototypes are shared, and features are drawn towards them.
+"""Clients train personal models and share only class prototypes, to which their features are aligned.
 
 Tan, Long, Liu, Zhou, Lu, Jiang, Zhang: FedProto: Federated Prototype Learning across Heterogeneous Clients,
-AAAI 2022; as in FedPAC's comparison (ICLR 2023, C.5), which tests the classifier, not the nearest prototype:
-FedProto-G with global prototypes, FedProto-L with those the client had itself after its last training.
-Prototypes of clients are averaged by class counts (the authors: uniformly), and taken in a pass of their own
-after training (the authors: during the last epoch).
+AAAI 2022. As in FedPAC's comparison (ICLR 2023, C.5), the classifier is tested, not the nearest prototype:
+FedProto-G uses global prototypes, FedProto-L those of the client's own last training.
+Clients' prototypes are averaged by class counts (the authors: uniformly), and computed in a separate pass after
+training (the authors: during the last epoch).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from coterie.core.batch import Batch, Data, features
 from coterie.core.errors import unknown
-from coterie.core.losses import cross_entropy, squared_error
+from coterie.core.losses import squared_error
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
 from coterie.core.protections import NOTHING_SENT, SEND_STATISTICS, Protections, refused, robust, unless
@@ -28,13 +28,13 @@ SOURCES = ("global", "local")
 
 
 class Server(NamedTuple):
-    prototypes: Tensor  # (K, d) c; a row of zeros: not seen yet
+    prototypes: Tensor  # (K, d) c; a zero row: class not seen yet
 
 
 class State(NamedTuple):
     weights: Weights
     momentum: Tree
-    prototypes: Tensor  # (K, d) c_i of the last training; a row of zeros: not seen yet
+    prototypes: Tensor  # (K, d) c_i of the last training; a zero row: class not seen yet
 
 
 class Down(NamedTuple):
@@ -49,28 +49,31 @@ class Up(NamedTuple):
 @dataclass(frozen=True)
 class FedProto(Method[Server, State, Down, Up]):
     prototypes: str = field(
-        default="global", metadata={"help": "what features are drawn to: global prototypes, or the client's (local)"}
+        default="global", metadata={"help": "prototypes to align features to: global, or the client's own (local)"}
     )
-    align: float = field(default=1.0, metadata={"help": "strength of feature alignment (λ); 0 switches it off"})
+    align: float = field(
+        default=1.0, metadata={"help": "strength of feature alignment (λ); 0 switches it off", "low": 0}
+    )
 
     title: ClassVar[str] = "FedProto"
     results: ClassVar[dict[str, str]] = {"FedProto": "post"}
+    needs_classes: ClassVar[bool] = True
     protections: ClassVar[Protections] = {
         "robust-clip": unless(NOTHING_SENT, prototypes="global"),
         **robust(
-            refused("it sends class statistics only, in which clients without a class have zeros; take clip"),
+            refused("its clients send class statistics only, with zeros for classes they lack; use clip"),
             "robust-clip",
         ),
         "dp-client": refused(
-            "its server weights every class by how many samples each client has of it, which would need noise of its "
-            "own; --dp-statistics protects samples there"
+            "its server weights prototypes by class counts, which would need separate noise; "
+            "--dp-statistics protects samples there"
         ),
         "dp-sample": refused(SEND_STATISTICS),
         "dp-statistics": refused(
-            "its statistics are of an encoder that does not travel and was trained on the same samples, so noise on "
-            "them alone covers little; give --dp sample too"
+            "its statistics come from an encoder that stays on the client and was trained on the same samples, so "
+            "noise on them alone protects little; add --dp sample"
         ),
-        "dp-both": unless("features are drawn to the client's own class means, without noise", prototypes="global"),
+        "dp-both": unless("features are aligned to the client's own class means, without noise", prototypes="global"),
     }
 
     def __post_init__(self) -> None:
@@ -89,11 +92,11 @@ class FedProto(Method[Server, State, Down, Up]):
 
     def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
         target = down.prototypes if isinstance(down.prototypes, Tensor) else state.prototypes  # (K, d)
-        seen = target.any(1)  # (K,) nothing draws where there is no prototype yet
+        seen = target.any(1)  # (K,) classes without a prototype are not aligned
 
         def loss(w: Weights, batch: Batch) -> Tensor:
             z = model.features(w.encoder, batch.x)
-            task = cross_entropy(model.logits(w.head, z), batch.y)
+            task = model.loss(model.logits(w.head, z), batch)
             if not self.align:
                 return task
             return task + self.align * seen[batch.y] * squared_error(z, target[batch.y])

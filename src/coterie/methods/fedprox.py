@@ -1,8 +1,8 @@
-"""FedAvg whose clients are drawn back, while they train, towards the model they received.
+"""FedAvg with a proximal term that keeps each client's model close to the one it received.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks, MLSys 2020.
-Every client trains for the same number of epochs. The pull is part of the loss, so momentum and weight decay are as
-in any other method.
+Every client trains for the same number of epochs. The proximal term is part of the loss, so momentum and weight decay
+work as in any other method.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from coterie.core.batch import Batch, Data
-from coterie.core.losses import cross_entropy, squared_distance
+from coterie.core.losses import squared_distance
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
 from coterie.core.protections import ALLOWED, Protections
@@ -40,7 +40,7 @@ class Up(NamedTuple):
 
 @dataclass(frozen=True)
 class FedProx(Method[Server, State, Down, Up]):
-    pull: float = field(default=0.01, metadata={"help": "pull towards the model received (μ)"})
+    pull: float = field(default=0.01, metadata={"help": "pull towards the received model (μ)", "low": 0})
 
     title: ClassVar[str] = "FedProx"
     results: ClassVar[dict[str, str]] = {"FedProx": "pre"}
@@ -58,7 +58,7 @@ class FedProx(Method[Server, State, Down, Up]):
 
     def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
         def loss(w: Weights, batch: Batch) -> Tensor:
-            task = cross_entropy(model(w, batch.x), batch.y)
+            task = model.loss(model(w, batch.x), batch)
             return task + self.pull / 2 * squared_distance(w, down.weights) if self.pull else task  # eq. (2)
 
         weights, momentum = self.train(down.weights, loss, data, state.momentum)

@@ -1,7 +1,7 @@
-"""The encoder is shared, every client keeps its own head; first the head is trained, then the encoder.
+"""Clients share the encoder and keep personal heads; each round trains the head first, then the encoder.
 
 Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for Personalized Federated Learning,
-ICML 2021. One epoch for the head and a round's local epochs for the encoder if nothing is said; the paper has 10
+ICML 2021. By default the head trains for one epoch and the encoder for the local epochs of a round; the paper uses 10
 and 1, and so do the recipes of FedPAC's tables.
 """
 
@@ -13,7 +13,6 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from coterie.core.batch import Batch, Data
-from coterie.core.losses import cross_entropy
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
 from coterie.core.protections import ALLOWED, HEADS, Protections, unless
@@ -44,11 +43,13 @@ class Up(NamedTuple):
 
 @dataclass(frozen=True)
 class FedRep(Method[Server, State, Down, Up]):
-    head_epochs: int = field(default=1, metadata={"help": "epochs of the head, before the encoder's (τ)"})
-    encoder_epochs: int | None = field(
-        default=None, metadata={"help": "epochs of the encoder; local epochs if not set"}
+    head_epochs: int = field(
+        default=1, metadata={"help": "epochs of the head, which is trained before the encoder (τ)", "low": 0}
     )
-    average_heads: bool = field(default=False, metadata={"help": "also send heads, for a global model to test"})
+    encoder_epochs: int | None = field(
+        default=None, metadata={"help": "epochs of the encoder; default: local epochs", "low": 0}
+    )
+    average_heads: bool = field(default=False, metadata={"help": "also send heads, to evaluate a global model"})
 
     title: ClassVar[str] = "FedRep"
     results: ClassVar[dict[str, str]] = {"FedRep": "pre"}
@@ -67,7 +68,7 @@ class FedRep(Method[Server, State, Down, Up]):
 
     def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
         def loss(encoder: Tree, head: Tree, batch: Batch) -> Tensor:
-            return cross_entropy(model(Weights(encoder, head), batch.x), batch.y)
+            return model.loss(model(Weights(encoder, head), batch.x), batch)
 
         head, head_momentum = self.train.but(local_epochs=self.head_epochs)(
             state.head, lambda head, batch: loss(down.encoder, head, batch), data, state.head_momentum

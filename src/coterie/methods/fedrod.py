@@ -1,7 +1,7 @@
-"""One encoder, two heads: a shared one for balanced classes, and a personal one that adds what a client is used to.
+"""A shared encoder has two heads: a shared one, trained with balanced softmax, and a personal one added to it.
 
 Chen, Chao: On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022; with the
-linear personal head. Classes that a client lacks are left out of its balanced softmax.
+linear personal head. The balanced softmax of a client leaves out the classes that it lacks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from coterie.core.batch import Batch, Data
-from coterie.core.losses import balanced_cross_entropy, cross_entropy
+from coterie.core.losses import balanced_cross_entropy
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
 from coterie.core.protections import ALLOWED, Protections, unless
@@ -39,7 +39,7 @@ class Up(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What a client trains."""
+    """The shared model and the personal head, trained together."""
 
     weights: Weights
     head: Tree
@@ -48,15 +48,16 @@ class Parts(NamedTuple):
 @dataclass(frozen=True)
 class FedRoD(Method[Server, State, Down, Up]):
     balance: float = field(
-        default=1.0, metadata={"help": "strength of the class prior in the shared head's loss (γ); 0: plain"}
+        default=1.0, metadata={"help": "strength of the class prior in the shared head's loss (γ); 0: off", "low": 0}
     )
 
     title: ClassVar[str] = "Fed-RoD"
     results: ClassVar[dict[str, str]] = {"Fed-RoD": "pre"}
     protections: ClassVar[Protections] = {
         "dp-client": ALLOWED,
-        "dp-sample": unless("the class counts of a client are in its loss, without noise", balance=0.0),
+        "dp-sample": unless("a client's class counts enter its loss, without noise", balance=0.0),
     }
+    needs_classes: ClassVar[bool] = True
     needs_head: ClassVar[bool] = True
 
     def server_init(self, model: Model, census: Census) -> Server:
@@ -77,7 +78,7 @@ class FedRoD(Method[Server, State, Down, Up]):
             shared = model.logits(parts.weights.head, z)
             generic = balanced_cross_entropy(shared, batch.y, counts, self.balance)  # moves θ and φ_G
             both = shared.detach() + model.logits(parts.head, z.detach())
-            return generic + cross_entropy(both, batch.y)  # moves φ_P only, so one SGD serves as two
+            return generic + model.loss(both, batch)  # moves φ_P only, so one SGD step trains both
 
         parts, momentum = self.train(Parts(down.weights, state.head), loss, data, state.momentum)
         return State(parts.head, momentum), Up(parts.weights, data.samples)

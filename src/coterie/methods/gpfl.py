@@ -1,11 +1,11 @@
-"""Features are steered by what is known of the classes, once for the task at hand and once for all.
+"""A conditional valve turns features into personal ones for the task and generic ones for shared class embeddings.
 
 Zhang, Hua, Wang, Song, Xue, Ma, Cao, Guan: GPFL: Simultaneously Learning Global and Personalized Feature
 Information for Personalized Federated Learning, ICCV 2023.
-As in the authors' code, conditions come from the table that the client had before the new one arrived, zeros at
-first; `current` takes the new one, as the paper reads. "Had before" is what it last trained, since here a client
-hears nothing in rounds without it. After training (`post`) the conditions are those of the next round.
-Weight decay of table and valve is `table_decay`, of encoder and head that of local training.
+As in the authors' code, conditions come from the table of embeddings that the client had before the download, zeros at
+first; `current` uses the downloaded table, as the paper describes. Clients receive nothing in rounds they skip, so the
+table they had is the one they trained last. After training (`post`), conditions are those of the next round.
+The weight decay of table and valve is `table_decay`; that of encoder and head is the one of local training.
 The global model needs no generic condition, so only heads and personal conditions are averaged for it.
 """
 
@@ -34,7 +34,7 @@ PARTS = ("scale", "shift")  # γ and β of the valve
 
 class Shared(NamedTuple):
     encoder: Tree
-    table: Tensor  # (K, d) U: one embedding for each class
+    table: Tensor  # (K, d) U: class embeddings
     valve: Tree  # CoV, the conditional valve
 
 
@@ -51,7 +51,7 @@ class Server(NamedTuple):
 
 class State(NamedTuple):
     head: Tree
-    table: Tensor  # (K, d) U_i as it was trained last
+    table: Tensor  # (K, d) U_i of the last training
     priors: Tensor  # (K,) share of each class in the client's samples
     momentum: Tree
 
@@ -69,19 +69,24 @@ class Up(NamedTuple):
 
 @dataclass(frozen=True)
 class GPFL(Method[Server, State, Down, Up]):
-    pull: float = field(default=1e-3, metadata={"help": "pull of generic features to their class's embedding (λ)"})
-    table_decay: float = field(default=0.1, metadata={"help": "weight decay of embeddings and conditional valve (μ)"})
-    conditions: str = field(
-        default="previous", metadata={"help": "table that conditions are made from: previous or current"}
+    pull: float = field(
+        default=1e-3, metadata={"help": "pull of generic features towards the embedding of their class (λ)", "low": 0}
     )
-    average_heads: bool = field(default=False, metadata={"help": "also send heads, for a global model to test"})
+    table_decay: float = field(
+        default=0.1, metadata={"help": "weight decay of class embeddings and conditional valve (μ)", "low": 0}
+    )
+    conditions: str = field(
+        default="previous", metadata={"help": "table of class embeddings for the conditions: previous or current"}
+    )
+    average_heads: bool = field(default=False, metadata={"help": "also send heads, to evaluate a global model"})
 
     title: ClassVar[str] = "GPFL"
     results: ClassVar[dict[str, str]] = {"GPFL": "pre"}
     protections: ClassVar[Protections] = {
         "dp-client": unless(HEADS, average_heads=False),
-        "dp-sample": refused("features are steered by the client's class shares, without noise"),
+        "dp-sample": refused("features depend on the client's class shares, without noise"),
     }
+    needs_classes: ClassVar[bool] = True
     needs_head: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -104,12 +109,12 @@ class GPFL(Method[Server, State, Down, Up]):
 
     def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
         personal, generic = self.personal(state, down), self.source(state, down).mean(0)  # (d,) p_i, g_i
-        more_decay = self.table_decay - self.train.weight_decay  # beyond what everything that is trained gets
+        more_decay = self.table_decay - self.train.weight_decay  # in addition to the decay of everything
 
         def loss(w: Trained, batch: Batch) -> Tensor:
             (encoder, table, valve), head = w
             z = model.features(encoder, batch.x)
-            task = cross_entropy(model.logits(head, steer(valve, z, personal)), batch.y)
+            task = model.loss(model.logits(head, steer(valve, z, personal)), batch)
             z = steer(valve, z, generic)
             angle = cross_entropy(F.normalize(z) @ F.normalize(table).T, batch.y)  # cosines as logits
             distance = norm(z - down.shared.table[batch.y], batch.real)
@@ -122,7 +127,7 @@ class GPFL(Method[Server, State, Down, Up]):
         return State(head, shared.table, state.priors, momentum), up
 
     def personal(self, state: State, down: Down) -> Tensor:
-        """(d,) p_i: class embeddings, weighted as the client's classes are."""
+        """(d,) p_i: class embeddings, weighted by the client's class shares."""
         return state.priors @ self.source(state, down)
 
     def source(self, state: State, down: Down) -> Tensor:
@@ -146,7 +151,7 @@ class GPFL(Method[Server, State, Down, Up]):
 
 
 def blank(model: Model) -> Shared:
-    """The encoder as it starts; nothing is in the table and the valve, but for the layer norms."""
+    """The initial encoder, with a table and a valve of zeros, except for the weights of layer norms."""
     zeros, d = model.mean.new_zeros, model.dim
     valve: Tree = {}
     for part in PARTS:
@@ -156,17 +161,17 @@ def blank(model: Model) -> Shared:
 
 
 def steer(valve: Tree, z: Tensor, condition: Tensor) -> Tensor:
-    """CoV: (B, d) features, scaled and shifted as the condition (d,) says."""
+    """CoV: features (B, d), scaled and shifted by the condition (d,)."""
 
     def layer(part: str) -> Tensor:
-        told = (valve[f"{part}.weight"] @ condition + valve[f"{part}.bias"]).relu()
-        return F.layer_norm(told, told.shape, valve[f"{part}.norm.weight"], valve[f"{part}.norm.bias"])
+        h = (valve[f"{part}.weight"] @ condition + valve[f"{part}.bias"]).relu()
+        return F.layer_norm(h, h.shape, valve[f"{part}.norm.weight"], valve[f"{part}.norm.bias"])
 
     return ((1 + layer("scale")) * z + layer("shift")).relu()
 
 
 def norm(z: Tensor, real: Tensor | None) -> Tensor:
-    """() Frobenius norm over the real rows; its slope at zero is zero."""
+    """() Frobenius norm over the real rows; its gradient at zero is zero."""
     squares = z.square().sum(1) if real is None else torch.where(real, z.square().sum(1), 0.0)  # (B,)
     some = squares.sum() > 0
     return torch.where(some, squares.sum(), 1.0).sqrt() * some

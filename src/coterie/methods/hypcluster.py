@@ -1,12 +1,12 @@
-"""The server keeps k models; every client trains the one that fits its data best, and those who chose alike average.
+"""The server keeps k models; each client trains the one that fits its data best, and each is averaged separately.
 
 Mansour, Mohri, Ro, Suresh: Three Approaches for Personalization with Applications to Federated Learning, 2020.
 The same as IFCA (Ghosh, Chung, Yin, Ramchandran, NeurIPS 2020) with model averaging.
-The first model is the common start, the others are drawn independently: equal ones would stay one cluster.
-A client chooses by the mean loss of its training samples, without augmentation: when it joins, among the models of
-that moment; before every training; and when the last round is over. That last choice, among the final models, is
-what counts (`finished`). In between (`pre`) a client keeps to the model that it chose last.
-Kept momentum is the client's, whichever model it trains.
+The first model is the common start, the others are initialized independently: equal models would stay one cluster.
+A client chooses the model with the lowest mean loss on its training samples, without augmentation: when it joins,
+before every training, and after the last round. The last choice, among the final models, is the one reported
+(`finished`). In between (`pre`), a client keeps its latest choice. Momentum that is kept belongs to the client,
+whichever model it trains.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from torch import Tensor
 
 from coterie.core import tree
 from coterie.core.batch import Data, each, sample_losses
-from coterie.core.errors import CoterieError
 from coterie.core.init import networks
-from coterie.core.losses import cross_entropy
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
 from coterie.core.protections import Protections, refused, robust
@@ -41,7 +39,7 @@ class State(NamedTuple):
 
 class Down(NamedTuple):
     models: Weights  # (k, ...)
-    weights: Weights | tuple[()] = ()  # never sent; where the model a client trained is tested
+    weights: Weights | tuple[()] = ()  # never sent; holds the trained model when that is tested
 
 
 class Up(NamedTuple):
@@ -52,19 +50,17 @@ class Up(NamedTuple):
 
 @dataclass(frozen=True)
 class HypCluster(Method[Server, State, Down, Up]):
-    clusters: int = field(default=5, metadata={"help": "models that the server keeps (k)"})
+    clusters: int = field(default=5, metadata={"help": "models that the server keeps (k)", "low": 1})
 
     title: ClassVar[str] = "HypCluster"
     results: ClassVar[dict[str, str]] = {"HypCluster": "finished"}
     protections: ClassVar[Protections] = {
-        **robust(refused("its clients train different models, so being far from the others is no sign of a fault")),
-        "dp-client": refused("its server averages those who chose the same model, and that choice gets no noise"),
+        **robust(
+            refused("its clients train different models, so a large distance to the others does not indicate a fault")
+        ),
+        "dp-client": refused("its server averages clients that chose the same model, and that choice gets no noise"),
         "dp-sample": refused("clients send which model fits their samples best, without noise"),
     }
-
-    def __post_init__(self) -> None:
-        if self.clusters < 1:
-            raise CoterieError(f"clusters must be at least 1, not {self.clusters}")
 
     def server_init(self, model: Model, census: Census) -> Server:
         return Server(networks(model, self.clusters))
@@ -83,14 +79,14 @@ class HypCluster(Method[Server, State, Down, Up]):
         cluster = self.choice(model, down.models, data)
         weights, momentum = self.train(
             tree.pick(down.models, cluster.long()),
-            lambda w, batch: cross_entropy(model(w, batch.x), batch.y),
+            lambda w, batch: model.loss(model(w, batch.x), batch),
             data,
             state.momentum,
         )
         return State(cluster, momentum), Up(cluster, weights, data.samples)
 
     def choice(self, model: Model, models: Weights, data: Data) -> Tensor:
-        """() j*: which of the models has the smallest mean loss on the client's training samples."""
+        """() j*: the model with the smallest mean loss on the client's training samples."""
         losses = each(lambda w: data.mean(sample_losses(model, w, data)), (models,), data)  # (k,)
         return losses.argmin().to(torch.int32)
 

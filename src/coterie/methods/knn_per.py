@@ -1,8 +1,8 @@
-"""FedAvg in training; then every client keeps the features of its samples, and lets neighbours vote beside the model.
+"""FedAvg whose predictions each client interpolates with a nearest-neighbor vote over its own samples.
 
 Marfoq, Neglia, Kameni, Vidal: Personalized Federated Learning through Local Memorization, ICML 2022.
-Probabilities are interpolated, not logits; distances are squared; the features are those of un-augmented samples.
-The paper tunes the weight of the vote for each client, here it is one number.
+Probabilities are interpolated, not logits; distances are squared; features are those of samples without augmentation.
+The paper tunes the weight of the vote for each client; here it is one number.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from coterie.core.batch import Data, features
-from coterie.core.errors import CoterieError
-from coterie.core.losses import cross_entropy
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
 from coterie.core.protections import ALLOWED, Protections
@@ -25,7 +23,7 @@ from coterie.core.tree import Tree, average
 
 
 class Datastore(NamedTuple):
-    """What a client remembers of its samples."""
+    """Features and labels of a client's samples."""
 
     features: Tensor  # (n, d)
     labels: Tensor  # (n,)
@@ -52,20 +50,19 @@ class Up(NamedTuple):
 
 @dataclass(frozen=True)
 class KNNPer(Method[Server, State, Down, Up]):
-    neighbours: int = field(default=10, metadata={"help": "nearest samples that vote, if a client has so many (k)"})
-    vote: float = field(default=0.5, metadata={"help": "weight of the neighbours' vote beside the model's (λ)"})
-    width: float = field(default=1.0, metadata={"help": "width of the kernel, per feature (σ)"})
+    neighbours: int = field(
+        default=10, metadata={"help": "nearest samples that vote, or all if a client has fewer (k)", "low": 1}
+    )
+    vote: float = field(
+        default=0.5, metadata={"help": "weight of the neighbors' vote; the model has the rest (λ)", "low": 0, "high": 1}
+    )
+    width: float = field(default=1.0, metadata={"help": "width of the kernel, per feature (σ)", "above": 0})
 
     title: ClassVar[str] = "kNN-Per"
     results: ClassVar[dict[str, str]] = {"kNN-Per": "finished"}
+    needs_classes: ClassVar[bool] = True
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
-    personal_is_global: ClassVar[bool] = True  # as long as there is no datastore
-
-    def __post_init__(self) -> None:
-        if self.neighbours < 1:
-            raise CoterieError(f"neighbours must be at least 1, not {self.neighbours}")
-        if not 0 <= self.vote <= 1:
-            raise CoterieError(f"the weight of the vote must be between 0 and 1, not {self.vote}")
+    personal_is_global: ClassVar[bool] = True  # before there is a datastore
 
     def server_init(self, model: Model, census: Census) -> Server:
         return Server(model.start)
@@ -78,7 +75,7 @@ class KNNPer(Method[Server, State, Down, Up]):
 
     def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
         weights, momentum = self.train(
-            down.weights, lambda w, batch: cross_entropy(model(w, batch.x), batch.y), data, state.momentum
+            down.weights, lambda w, batch: model.loss(model(w, batch.x), batch), data, state.momentum
         )
         return State(momentum, state.datastore), Up(weights, data.samples)
 
@@ -96,14 +93,14 @@ class KNNPer(Method[Server, State, Down, Up]):
         if not state.datastore:
             return logits
         mixed = self.vote * self.votes(state.datastore, z, model.classes) + (1 - self.vote) * logits.softmax(1)
-        return mixed.clamp_min(torch.finfo(mixed.dtype).tiny).log()  # finite, though nobody voted for a class
+        return mixed.clamp_min(torch.finfo(mixed.dtype).tiny).log()  # finite for classes without votes
 
     def server_predict(self, model: Model, server: Server, x: Tensor) -> Tensor:
         return model(server.weights, x)
 
     def votes(self, datastore: Datastore, z: Tensor, classes: int) -> Tensor:
         """(B, K) class probabilities from the nearest samples."""
-        exact = "donot_use_mm_for_euclid_dist"  # a product of matrices cancels digits
+        exact = "donot_use_mm_for_euclid_dist"  # a matrix product would lose digits
         distance = torch.cdist(z, datastore.features, compute_mode=exact).square()  # (B, n)
         distance = torch.where(datastore.real, distance, torch.inf)  # padding is far from everything
         nearest = distance.topk(min(self.neighbours, len(datastore.labels)), largest=False)  # (B, k)

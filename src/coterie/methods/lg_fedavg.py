@@ -1,9 +1,9 @@
-"""Every client keeps its own encoder, the head is shared: the mirror image of FedPer.
+"""Clients share the head and keep personal encoders, the reverse of FedPer.
 
 Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency: Think Locally, Act Globally: Federated Learning
 with Local and Global Representations, 2020.
-As in FedPAC's comparison: it starts from scratch (the authors: from a model that FedAvg trained), and heads are
-averaged by samples (the authors: all alike).
+As in FedPAC's comparison, training starts from scratch (the authors: from a model trained by FedAvg), and heads are
+averaged by samples (the authors: uniformly).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from coterie.core.batch import Data
-from coterie.core.losses import cross_entropy
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
 from coterie.core.protections import ALLOWED, Protections
@@ -59,7 +58,7 @@ class LGFedAvg(Method[Server, State, Down, Up]):
     def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
         (encoder, head), momentum = self.train(
             Weights(state.encoder, down.head),
-            lambda w, batch: cross_entropy(model(w, batch.x), batch.y),
+            lambda w, batch: model.loss(model(w, batch.x), batch),
             data,
             state.momentum,
         )

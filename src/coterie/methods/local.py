@@ -1,7 +1,7 @@
-"""Every client trains alone. The floor that any federation must beat.
+"""Each client trains alone on its own data: the baseline that a federation must beat.
 
-No paper. As FedPAC's authors do it (ICLR 2023, appendix B), all clients start from the same weights and the
-optimiser starts afresh every round.
+No paper. As in FedPAC's experiments (ICLR 2023, appendix B), all clients start from the same weights and the optimizer
+is reset every round.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from coterie.core.batch import Data
-from coterie.core.losses import cross_entropy
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
 from coterie.core.protections import ALLOWED, NOTHING_SENT, Protections, refused, robust
@@ -42,7 +41,7 @@ class Local(Method[Server, State, Down, Up]):
     results: ClassVar[dict[str, str]] = {"Local": "post"}
     protections: ClassVar[Protections] = {
         **robust(refused(NOTHING_SENT)),
-        "dp-client": refused(f"{NOTHING_SENT}, so nothing of them can leak"),
+        "dp-client": refused(f"{NOTHING_SENT}, so nothing can leak"),
         "dp-sample": ALLOWED,
     }
 
@@ -56,9 +55,7 @@ class Local(Method[Server, State, Down, Up]):
         return State(model.start, self.train.start(model.start))
 
     def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
-        trained = self.train(
-            state.weights, lambda w, batch: cross_entropy(model(w, batch.x), batch.y), data, state.momentum
-        )
+        trained = self.train(state.weights, lambda w, batch: model.loss(model(w, batch.x), batch), data, state.momentum)
         return State(*trained), Up()
 
     def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:

@@ -1,10 +1,10 @@
-"""The encoder is shared, heads stay with the clients; the features of the encoder as received teach the local one.
+"""Clients share the encoder and keep personal heads; the received encoder distills its features into the local one.
 
 Qi, Qu, Lyu, Jia, Ye: Personalized Federated Learning with Feature Alignment via Knowledge Distillation, 2024.
 As in the authors' code: the distance of features is a mean over their dimensions (the paper: a sum), encoders are
-averaged by samples (the paper: evenly), and the teacher's BatchNorm uses the statistics of the batch.
-PFAKD+AT is not explained in the paper. Our reading is alternating training: first the head, then the encoder; the other
-one, attention transfer, is there as well.
+averaged by samples (the paper: uniformly), and the teacher's BatchNorm uses the statistics of the batch.
+The paper does not explain PFAKD+AT. Our reading is alternating training (`alternate`): first the head, then the
+encoder. The other reading, attention transfer, is `attention`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from coterie.core.batch import Batch, Data
 from coterie.core.errors import unknown
-from coterie.core.losses import attention_distance, cross_entropy, squared_error
+from coterie.core.losses import attention_distance, squared_error
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
 from coterie.core.protections import ALLOWED, Protections
@@ -50,24 +50,32 @@ class Up(NamedTuple):
 
 @dataclass(frozen=True)
 class PFAKD(Method[Server, State, Down, Up]):
-    distill: float = field(default=1.0, metadata={"help": "strength of the teacher's features (β); 0: FedPer"})
-    at: str = field(default="none", metadata={"help": "AT of the paper: none, alternate or attention"})
-    head_epochs: int = field(default=1, metadata={"help": "epochs of the head, before the encoder's, if alternating"})
-    attention: float = field(default=1.0, metadata={"help": "strength of the teacher's attention (β_AT), if that"})
+    distill: float = field(default=1.0, metadata={"help": "strength of feature distillation (β); 0: FedPer", "low": 0})
+    at: str = field(default="none", metadata={"help": "reading of the paper's AT: none, alternate or attention"})
+    head_epochs: int = field(
+        default=1,
+        metadata={"help": "with alternate: epochs of the head, which is trained before the encoder", "low": 0},
+    )
+    attention: float = field(
+        default=1.0, metadata={"help": "with attention: strength of attention transfer (β_AT)", "low": 0}
+    )
     teacher_mode: str = field(
         default="train",
-        metadata={"help": "BatchNorm of the teacher: train (by the batch) or eval (running statistics)"},
+        metadata={"help": "BatchNorm of the teacher: train (batch statistics) or eval (running statistics)"},
     )
-    aggregation: str = field(default="samples", metadata={"help": "encoders are averaged by samples, or uniform"})
+    aggregation: str = field(
+        default="samples", metadata={"help": "weights of the encoders' average: samples or uniform"}
+    )
 
     title: ClassVar[str] = "PFAKD"
     results: ClassVar[dict[str, str]] = {"PFAKD": "pre"}
+    needs_classes: ClassVar[bool] = True
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
 
     def __post_init__(self) -> None:
         for what, value, known in (
             ("reading of AT", self.at, READINGS),
-            ("mode of the teacher", self.teacher_mode, MODES),
+            ("teacher_mode", self.teacher_mode, MODES),
             ("aggregation", self.aggregation, AVERAGES),
         ):
             if value not in known:
@@ -88,12 +96,12 @@ class PFAKD(Method[Server, State, Down, Up]):
     def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
         def loss(encoder: Tree, head: Tree, batch: Batch) -> Tensor:
             z, lesson = self.lesson(model, encoder, down.encoder, batch.x)
-            return cross_entropy(model.logits(head, z), batch.y) + lesson  # eq. (2)
+            return model.loss(model.logits(head, z), batch) + lesson  # eq. (2)
 
         if self.at == "alternate":
             head, head_momentum = self.train.but(local_epochs=self.head_epochs)(
                 state.head,
-                lambda head, batch: cross_entropy(model(Weights(down.encoder, head), batch.x), batch.y),
+                lambda head, batch: model.loss(model(Weights(down.encoder, head), batch.x), batch),
                 data,
                 state.head_momentum,
             )
@@ -108,7 +116,7 @@ class PFAKD(Method[Server, State, Down, Up]):
         return State(head, momentum, {}), Up(encoder, data.samples)
 
     def lesson(self, model: Model, encoder: Tree, received: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, d) features, and (B,) how far they are from the teacher's."""
+        """(B, d) features, and (B,) their weighted distance to the teacher's."""
         teacher = live(received) if self.teacher_mode == "train" else received
         if self.at != "attention":
             z = model.features(encoder, x)

@@ -1,13 +1,13 @@
-"""A hypernetwork on the server makes every client's model from the client's embedding.
+"""A hypernetwork on the server generates each client's model from a learned embedding of the client.
 
 Shamsian, Navon, Fetaya, Chechik: Personalized Federated Learning using Hypernetworks, ICML 2021.
-The authors serve one client in a round. Here all participants get their model first; then the server takes one
-step for each, one after the other: from the model that it would make now, towards the one that the client trained.
-(With the models that were sent in its place, twenty clients push twenty times as far as one, and it diverges.)
-A step moves the embedding of its client only (the authors' table also decays those of all others).
-So the trained model travels up, not Δ_i.
-BatchNorm's running statistics are not made by the hypernetwork but averaged.
-FedPAC's comparison (ICLR 2023) is taken to test models after local training; the authors test them as made (`pre`).
+The authors train one client per round. Here the server sends all participants their models first, and then takes one
+step for each in turn, from the model it would generate now towards the one that the client trained. (Steps from the
+models that were sent would add up: twenty clients push twenty times as far as one, and training diverges.)
+So clients send the trained model, not Δ_i. A step changes the embedding of its client only (the weight decay of the
+authors also shrinks all others). BatchNorm's running statistics are averaged, not generated.
+We assume that FedPAC's comparison (ICLR 2023) tests models after local training; the authors test them as generated
+(`pre`).
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ from torch import Tensor
 from coterie.core import tree
 from coterie.core.batch import Data
 from coterie.core.init import generator, linear, normal
-from coterie.core.losses import cross_entropy
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
-from coterie.core.optimizers import Sgd
 from coterie.core.protections import ALLOWED, OWN_ROWS, Protections, refused
+from coterie.core.training import LocalTraining
 from coterie.core.tree import Tree
 
 
 class HyperNetwork(NamedTuple):
-    layers: Tree  # of the perceptron: embedding -> (h,)
-    basis: Weights  # (h, ...) the last layer, one for each tensor: a combination of h networks ...
-    bias: Weights  # ... and this one
+    layers: Tree  # of the MLP: embedding -> (h,)
+    basis: Weights  # (h, ...) the weights of the last layer, for each tensor
+    bias: Weights  # and its biases
     embedding: Tensor  # (e,) of a client, or (m, e) of all
 
 
@@ -57,27 +56,38 @@ class Up(NamedTuple):
 
 @dataclass(frozen=True)
 class pFedHN(Method[Server, State, Down, Up]):
-    embedding_size: int | None = field(default=None, metadata={"help": "length of an embedding; 1 + m/4 if not set"})
-    hidden_units: int = field(default=100, metadata={"help": "units of the hypernetwork's layers"})
-    hidden_layers: int = field(default=3, metadata={"help": "hidden layers of the hypernetwork behind the first"})
-    hyper_seed: int = field(default=0, metadata={"help": "which first weights the hypernetwork gets"})
-    server_lr: float = field(default=0.01, metadata={"help": "learning rate of the hypernetwork (α)"})
-    server_momentum: float = field(default=0.9, metadata={"help": "momentum of the hypernetwork"})
-    server_decay: float = field(default=1e-3, metadata={"help": "weight decay of the hypernetwork"})
-    client_momentum: float = field(default=0.9, metadata={"help": "momentum of local training"})
-    client_decay: float = field(default=5e-5, metadata={"help": "weight decay of local training"})
-    largest_norm: float = field(default=50.0, metadata={"help": "largest norm of a gradient, on both sides"})
+    embedding_size: int | None = field(
+        default=None, metadata={"help": "length of an embedding; default: 1 + m/4", "low": 1}
+    )
+    hidden_units: int = field(default=100, metadata={"help": "units of the hypernetwork's hidden layers", "low": 1})
+    hidden_layers: int = field(
+        default=3, metadata={"help": "hidden layers of the hypernetwork after the first", "low": 0}
+    )
+    hyper_seed: int = field(
+        default=0, metadata={"help": "seed of the hypernetwork's initial weights", "low": 0, "below": 1 << 63}
+    )
+    server_lr: float = field(default=0.01, metadata={"help": "learning rate of the hypernetwork (α)", "low": 0})
+    server_momentum: float = field(default=0.9, metadata={"help": "momentum of the hypernetwork", "low": 0})
+    server_decay: float = field(default=1e-3, metadata={"help": "weight decay of the hypernetwork", "low": 0})
+    client_momentum: float = field(default=0.9, metadata={"help": "momentum of local training", "low": 0})
+    client_decay: float = field(default=5e-5, metadata={"help": "weight decay of local training", "low": 0})
+    largest_norm: float = field(
+        default=50.0, metadata={"help": "largest norm of a gradient, on clients and server", "above": 0}
+    )
 
     title: ClassVar[str] = "pFedHN"
     results: ClassVar[dict[str, str]] = {"pFedHN": "post"}
+    needs_sgd: ClassVar[str] = "it sets momentum and weight decay of local training itself"
     protections: ClassVar[Protections] = {
         "robust-median": refused(OWN_ROWS),
-        "dp-client": refused("its server learns an embedding of every client from what this client sent, not a mean"),
+        "dp-client": refused(
+            "its server learns each client's embedding from the update of this client, not from a mean"
+        ),
         "dp-sample": ALLOWED,
     }
 
     @property
-    def local(self) -> Sgd:
+    def local(self) -> LocalTraining:
         return self.train.but(
             momentum=self.client_momentum, weight_decay=self.client_decay, clip_gradient=self.largest_norm
         )
@@ -118,7 +128,7 @@ class pFedHN(Method[Server, State, Down, Up]):
 
     def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
         weights, momentum = self.local(
-            down.weights, lambda w, batch: cross_entropy(model(w, batch.x), batch.y), data, state.momentum
+            down.weights, lambda w, batch: model.loss(model(w, batch.x), batch), data, state.momentum
         )
         return State(momentum), Up(weights)
 
@@ -131,13 +141,13 @@ class pFedHN(Method[Server, State, Down, Up]):
         return Server(hyper, speed, tree.average(statistics, server.samples[clients]), server.samples)
 
     def descend(self, hyper: HyperNetwork, speed: HyperNetwork, trained: Weights) -> tuple[HyperNetwork, HyperNetwork]:
-        """One step of SGD for one client, with Δ_i in the place of the gradient in θ_i."""
+        """One SGD step for one client, with Δ_i as the gradient in θ_i."""
         made, pull, *_ = torch.func.vjp(self.make, hyper)
         (slope,) = pull(tree.apply(torch.sub, made, trained))  # (∂θ_i / ∂(φ, v_i))^T Δ_i
         norm = torch.stack([g.norm() for g in tree.leaves(slope)]).norm()
         shrink = (self.largest_norm / (norm + 1e-6)).clamp_max(1)
 
-        def rolling(v: Tensor, g: Tensor, w: Tensor) -> Tensor:  # in place of a fresh tensor: there are 100 P numbers
+        def rolling(v: Tensor, g: Tensor, w: Tensor) -> Tensor:  # in place: h P numbers
             return (self.server_momentum * v).addcmul_(g, shrink).add_(w, alpha=self.server_decay)
 
         speed = tree.apply(rolling, speed, slope, hyper)
@@ -148,7 +158,7 @@ class pFedHN(Method[Server, State, Down, Up]):
 
 
 def of(hyper: HyperNetwork, client: Tensor) -> HyperNetwork:
-    return hyper._replace(embedding=hyper.embedding[client[None]][0])  # a row by its number would wait for the GPU
+    return hyper._replace(embedding=hyper.embedding[client[None]][0])  # indexing by a scalar tensor would synchronize
 
 
 def back(everyone: HyperNetwork, client: Tensor, mine: HyperNetwork) -> HyperNetwork:
@@ -156,7 +166,7 @@ def back(everyone: HyperNetwork, client: Tensor, mine: HyperNetwork) -> HyperNet
 
 
 def split(weights: Weights) -> tuple[Weights, Weights]:
-    """What the hypernetwork makes, and the rest: BatchNorm's statistics."""
+    """The generated parameters, and BatchNorm's statistics."""
     made = ({n: t for n, t in part.items() if not tree.is_statistic(n)} for part in weights)
     rest = ({n: t for n, t in part.items() if tree.is_statistic(n)} for part in weights)
     return Weights(*made), Weights(*rest)

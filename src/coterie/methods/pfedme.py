@@ -1,8 +1,8 @@
-"""A personal model is trained near a local copy of the shared one, which then moves towards it.
+"""A personal model is regularized towards a local copy of the shared model, and the copy follows it.
 
 Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020.
 As in FedPAC's comparison: whole epochs of mini-batches, several steps on each, and only participants train.
-Plain SGD without momentum; μ is the weight decay. Only the personal model sees data, so the local copy takes its
+SGD runs without momentum; μ is the weight decay. Only the personal model sees data, so the local copy takes its
 BatchNorm statistics.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from coterie.core import tree
 from coterie.core.batch import Batch, Data
-from coterie.core.losses import cross_entropy, squared_distance
+from coterie.core.losses import squared_distance
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
 from coterie.core.protections import ALLOWED, Protections
@@ -29,7 +29,7 @@ class Server(NamedTuple):
 
 
 class State(NamedTuple):
-    weights: Weights  # θ_i, the personal model; or w_i
+    weights: Weights  # θ_i, the personal model; w_i with use_local
 
 
 class Down(NamedTuple):
@@ -43,16 +43,19 @@ class Up(NamedTuple):
 
 @dataclass(frozen=True)
 class pFedMe(Method[Server, State, Down, Up]):
-    pull: float = field(default=10.0, metadata={"help": "pull between personal model and local copy (λ)"})
-    steps: int = field(default=5, metadata={"help": "steps of the personal model on every mini-batch (K)"})
+    pull: float = field(default=10.0, metadata={"help": "pull between personal model and local copy (λ)", "low": 0})
+    steps: int = field(default=5, metadata={"help": "steps of the personal model on every mini-batch (K)", "low": 1})
     personal_lr: float | None = field(
-        default=None, metadata={"help": "learning rate of the personal model; the local one if not set (η_p)"}
+        default=None, metadata={"help": "learning rate of the personal model (η_p); default: lr", "low": 0}
     )
-    server_step: float = field(default=1.0, metadata={"help": "how far the server goes to the clients' mean (β)"})
-    use_local: bool = field(default=False, metadata={"help": "clients use the local copy (w), not the personal model"})
+    server_step: float = field(
+        default=1.0, metadata={"help": "step of the server towards the clients' mean (β)", "low": 0}
+    )
+    use_local: bool = field(default=False, metadata={"help": "predict with the local copy (w), not the personal model"})
 
     title: ClassVar[str] = "pFedMe"
     results: ClassVar[dict[str, str]] = {"pFedMe": "post"}
+    needs_sgd: ClassVar[str] = "a step towards the personal model is lr times λ times their distance"
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
 
     def server_init(self, model: Model, census: Census) -> Server:
@@ -70,10 +73,10 @@ class pFedMe(Method[Server, State, Down, Up]):
         outer = self.train.lr * data.rate * self.pull  # ηλ
 
         def solve(personal: Weights, local: Weights, batch: Batch) -> Weights:
-            """θ near the minimum of f(θ) + λ/2 ||θ - w||², from where it was."""
+            """Approximate minimum θ of f(θ) + λ/2 ||θ - w||², by a few steps from the previous θ."""
 
             def loss(theta: Weights, batch: Batch) -> Tensor:
-                return cross_entropy(model(theta, batch.x), batch.y) + self.pull / 2 * squared_distance(theta, local)
+                return model.loss(model(theta, batch.x), batch) + self.pull / 2 * squared_distance(theta, local)
 
             for _ in range(self.steps):
                 personal, _ = inner.step(personal, loss, batch, data.rate, {})

@@ -1,11 +1,11 @@
-"""Control variates take the drift of the clients out of every step: each learns what its own gradient usually is,
-and steps along what is usual for all.
+"""FedAvg with control variates, which correct the drift of each client in every local step.
 
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled Averaging for Federated Learning,
-ICML 2020. Controls by option II of the paper, a server step size of 1. Momentum is off here whatever the protocol
-says: it would lengthen the way a client goes, which option II takes for its gradient.
-Clients send the model they trained, which for that step size is the same as how far it moved.
-FedPAC's comparison seems to average changes of controls over the clients of a round, not over all; there is a setting.
+ICML 2020. Controls follow option II of the paper; the server step size is 1. Momentum is always off, whatever the
+protocol sets: option II estimates a client's gradient from the distance its model moved, which momentum would increase.
+Clients send the trained model; with that server step size, this is equivalent to sending the change.
+FedPAC's comparison seems to average control changes over the participants, not over all clients
+(`controls_of_participants`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from coterie.core import tree
 from coterie.core.batch import Batch, Data
-from coterie.core.losses import cross_entropy, inner_product
+from coterie.core.losses import inner_product
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
 from coterie.core.protections import ALLOWED, Protections
@@ -27,7 +27,7 @@ from coterie.core.tree import Tree
 
 class Server(NamedTuple):
     weights: Weights  # x
-    control: Tree  # c, as all that is trained
+    control: Tree  # c, for trained parameters
     samples: Tensor  # (m,) n_i of all clients
 
 
@@ -47,17 +47,16 @@ class Up(NamedTuple):
 
 @dataclass(frozen=True)
 class SCAFFOLD(Method[Server, State, Down, Up]):
-    weight_by_samples: bool = field(
-        default=False, metadata={"help": "weight models by samples; otherwise all clients count alike"}
-    )
+    weight_by_samples: bool = field(default=False, metadata={"help": "average models by samples; otherwise uniformly"})
     controls_of_participants: bool = field(
-        default=False, metadata={"help": "average changes of controls over participants; otherwise over all clients"}
+        default=False, metadata={"help": "average control changes over participants; otherwise over all clients"}
     )
 
     title: ClassVar[str] = "SCAFFOLD"
     results: ClassVar[dict[str, str]] = {"SCAFFOLD": "pre"}
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
     personal_is_global: ClassVar[bool] = True
+    needs_sgd: ClassVar[str] = "its controls are gradients, estimated from the distance that a model moved"
 
     def server_init(self, model: Model, census: Census) -> Server:
         control = tree.apply(torch.zeros_like, tree.trained(model.start))
@@ -73,17 +72,17 @@ class SCAFFOLD(Method[Server, State, Down, Up]):
         correction = tree.apply(torch.sub, down.control, state.control)  # c - c_i
 
         def loss(y: Weights, batch: Batch) -> Tensor:  # its gradient: g(y) - c_i + c
-            return cross_entropy(model(y, batch.x), batch.y) + inner_product(y, correction)
+            return model.loss(model(y, batch.x), batch) + inner_product(y, correction)
 
         weights, _ = self.train.but(momentum=0.0)(down.weights, loss, data, {})
-        way = self.steps(data) * self.train.lr * data.rate  # K η_l
+        scale = self.steps(data) * self.train.lr * data.rate  # K η_l
         change = tree.apply(  # c_i⁺ - c_i = (x - y_i) / (K η_l) - c
-            lambda x, y, c: (x - y) / way - c, tree.trained(down.weights), tree.trained(weights), down.control
+            lambda x, y, c: (x - y) / scale - c, tree.trained(down.weights), tree.trained(weights), down.control
         )
         return State(tree.apply(torch.add, state.control, change)), Up(weights, change)
 
     def steps(self, data: Data) -> Tensor:
-        """() K: how many steps this client takes, at least one."""
+        """() K: number of local steps, at least one."""
         batches = data.samples / self.train.batch_size
         return (self.train.local_epochs * (batches.floor() if self.train.drop_last else batches.ceil())).clamp_min(1)
 

@@ -13,6 +13,7 @@ from coterie.core.data import FederatedData, Transform
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.importing import imported
 from coterie.core.model import Model, make_model
+from coterie.core.task import Task
 from coterie.core.user_code import failure
 from coterie.models.cnn import akd_cnn, cnn, conv4, convnet
 from coterie.models.network import Network, Shape
@@ -39,38 +40,42 @@ def make_network(
     head: str | None = None,
     model_args: Mapping[str, Any] | None = None,
 ) -> Model:
-    return build_model(model, data.shape, data.train.x.dtype, data.classes, data.transform, head, seed, model_args)
+    sample = (data.shape, data.train.x.dtype, data.task, data.transform)
+    return build_model(model, *sample, head, seed, model_args, data.label_shape)
 
 
 def build_model(
     network: str | nn.Module,
     shape: Shape,
     sample_type: torch.dtype,
-    classes: int,
+    task: Task | int,
     transform: Transform,
     head: str | None,
     seed: int,
     options: Mapping[str, Any] | None = None,
+    label: Shape = (),
 ) -> Model:
-    """The model of a federation, from a network or its name.
+    """Build the model of a federation from a network or its name.
 
-    shape, sample_type: of one raw sample. options: arguments of the constructor that makes the network of this name.
+    shape, sample_type: of one raw sample; label: shape of one label. task: a number stands for classification into so
+    many classes. options: constructor arguments, for a network given by name.
     """
     if isinstance(network, str):
-        network = build(network, transform.input_shape(shape), classes, seed, **(options or {}))
+        outputs = task if isinstance(task, int) else task.width
+        network = build(network, transform.input_shape(shape), outputs, seed, **(options or {}))
     elif options:
-        raise CoterieError("model_args are for a model that is given by its name; this one is made already")
-    return make_model(network, shape, classes, transform, head, sample_type)
+        raise CoterieError("model_args need a model name; pass them to the constructor of this model instead")
+    return make_model(network, shape, task, transform, head, sample_type, label)
 
 
 def build(name: str, shape: Shape, classes: int, seed: int, **options: object) -> nn.Module:
-    """The network of this name, on the CPU, with weights that depend on the seed only.
+    """Build a network by name on the CPU, with weights that depend only on the seed.
 
-    The name is one of MODELS or an import path package.module:Class. Such a class is called with
-    (shape, classes) where it wants two arguments, else with none. torch's own random state is left as it was.
+    name: one of MODELS or an import path package.module:Class. The class is called with (shape, classes) if it takes
+    two arguments, else with none. torch's random state does not change.
     """
     if classes < 1:
-        raise CoterieError(f"a model needs at least 1 class, not {classes}")
+        raise CoterieError(f"a model needs at least 1 class, got {classes}")
     maker, arguments = _maker(name, tuple(shape), classes)
     try:
         inspect.signature(maker).bind(*arguments, **options)
@@ -86,14 +91,14 @@ def build(name: str, shape: Shape, classes: int, seed: int, **options: object) -
         except Exception as error:
             if name in MODELS:
                 raise
-            raise failure(f"model '{name}' cannot be made", error) from error
+            raise failure(f"model '{name}' cannot be built", error) from error
     if not isinstance(network, nn.Module):
-        raise CoterieError(f"model '{name}' makes a {type(network).__name__}, not a torch.nn.Module")
+        raise CoterieError(f"model '{name}' returns a {type(network).__name__}, not a torch.nn.Module")
     return network
 
 
 def _maker(name: str, shape: Shape, classes: int) -> tuple[Callable[..., object], tuple[object, ...]]:
-    """What makes the network, and with which arguments."""
+    """The constructor of the network, and its positional arguments."""
     if name in MODELS:
         return MODELS[name], (shape, classes)
     if ":" not in name:
@@ -110,7 +115,7 @@ def _imported(path: str) -> Callable[..., object]:
 
 
 def _wants_shape(maker: Callable[..., object]) -> bool:
-    """Whether it has two arguments without default, or says that they are the shape and the classes."""
+    """Whether it has two required arguments, or its first two are named shape and classes."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     places = [p for p in inspect.signature(maker).parameters.values() if p.kind in kinds]
     required = [p for p in places if p.default is inspect.Parameter.empty]

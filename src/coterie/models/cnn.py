@@ -50,10 +50,10 @@ def convnet(shape: Shape, classes: int) -> Network:
 def conv4(shape: Shape, classes: int, bn: str = "nostats") -> Network:
     """FedCRC's network, as in FedBABU: four convolutions of 64 channels; d = 256 for 32 x 32 pixels.
 
-    bn: none | nostats (BatchNorm by the batch alone) | stats (with running statistics).
+    bn: none | nostats (BatchNorm with batch statistics only) | stats (with running statistics).
     """
     if bn not in ("none", "nostats", "stats"):
-        raise CoterieError(f"bn of model 'conv4' is none, nostats or stats, not '{bn}'")
+        raise CoterieError(f"bn of model 'conv4' must be none, nostats or stats, got '{bn}'")
     check_image("conv4", shape, smallest_side(CONV4))
     encoder = nn.Sequential(*conv_layers(shape[0], CONV4, nn.ReLU(), bn), nn.Flatten())
     return Network(encoder, nn.Linear(flat_size(shape, CONV4), classes))
@@ -62,15 +62,15 @@ def conv4(shape: Shape, classes: int, bn: str = "nostats") -> Network:
 def akd_cnn(shape: Shape, classes: int, head_depth: str | None = None) -> Network:
     """PFAKD's networks: two convolutions and 128 units for one channel, three and 64 units for more.
 
-    head_depth: last (the last layer) | all_fc (both linear layers). The paper says last; its code takes all_fc
-    for colour images, which is the default there.
+    head_depth: last (the last layer) | all_fc (both linear layers). The paper says last; its code uses all_fc
+    for color images, and so does the default.
     """
     convs = _by_channels(shape, AKD_COLOUR)
     check_image("akd-cnn", shape, smallest_side(convs))
     grey = shape[0] == 1
     head_depth = head_depth or ("last" if grey else "all_fc")
     if head_depth not in ("last", "all_fc"):
-        raise CoterieError(f"head_depth of model 'akd-cnn' is last or all_fc, not '{head_depth}'")
+        raise CoterieError(f"head_depth of model 'akd-cnn' must be last or all_fc, got '{head_depth}'")
     units = 128 if grey else 64
     body = [*conv_layers(shape[0], convs, nn.ReLU()), nn.Flatten()]
     hidden = [nn.Linear(flat_size(shape, convs), units), nn.ReLU()]

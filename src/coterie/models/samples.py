@@ -1,4 +1,4 @@
-"""What a personal model takes: whose it is, which samples fit, and samples to try it with."""
+"""The inputs of a personal model: description, check, and random samples to try it with."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from coterie.core.errors import CoterieError
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """Whose model it is, what it takes and what its outputs mean."""
+    """The client, inputs and outputs of a personal model."""
 
     client: int
-    client_name: str  # the number, where clients have no names
+    client_name: str  # the number, if clients have no names
     class_names: tuple[str, ...]
     shape: tuple[int, ...]  # of one raw sample
     dtype: torch.dtype  # of raw samples
@@ -25,7 +25,7 @@ class ModelInfo:
 
 
 def check_samples(info: ModelInfo, x: Tensor) -> None:
-    """Refuse samples that would be scaled otherwise than in training, and rows of another width."""
+    """Refuse samples that would be scaled differently than in training, and rows of a different width."""
     shape, pixels = tuple(x.shape[1:]), is_pixels(info.shape, info.dtype)
     if info.transform.columns and shape != info.shape:
         known = False
@@ -35,16 +35,16 @@ def check_samples(info: ModelInfo, x: Tensor) -> None:
         known = is_pixels(shape, x.dtype) == pixels
     if known:
         return
-    told, got = (str(kind).removeprefix("torch.") for kind in (info.dtype, x.dtype))
+    expected, got = (str(kind).removeprefix("torch.") for kind in (info.dtype, x.dtype))
     unscaled = ", from 0 to 255, or fractions from 0 to 1" if pixels else ""
     raise CoterieError(
-        f"this model takes {told} samples of shape (batch, {', '.join(map(str, info.shape))}){unscaled}; "
+        f"this model takes {expected} samples of shape (batch, {', '.join(map(str, info.shape))}){unscaled}; "
         f"got {got} of shape {tuple(x.shape)}"
     )
 
 
 def probe(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """(3, *shape) different samples; integers that are not pixels are tokens, of which every vocabulary has 0 and 1."""
+    """(3, *shape) random samples; integers that are not pixels are tokens 0 and 1, which every vocabulary has."""
     draw = torch.Generator().manual_seed(0)
     if dtype.is_floating_point:
         return torch.randn(3, *shape, generator=draw).to(dtype)

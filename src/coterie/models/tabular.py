@@ -1,4 +1,4 @@
-"""Networks for tables of numbers. They flatten what has another shape."""
+"""Networks for tables of numbers. Samples of other shapes are flattened."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from coterie.models.network import Network, Shape
 
 
 def linear(shape: Shape, classes: int) -> Network:
-    """Logistic regression: the features are the numbers themselves."""
+    """Logistic regression: the features are the inputs themselves."""
     return Network(nn.Flatten(), nn.Linear(_numbers("linear", shape), classes))
 
 
 def mlp(shape: Shape, classes: int, hidden: int = 64) -> Network:
-    """Two layers of hidden units; d = hidden."""
+    """Two hidden layers; d = hidden."""
     if hidden < 1:
-        raise CoterieError(f"model 'mlp' needs at least 1 hidden unit, not {hidden}")
+        raise CoterieError(f"model 'mlp' needs at least 1 hidden unit, got {hidden}")
     encoder = nn.Sequential(
         nn.Flatten(),
         nn.Linear(_numbers("mlp", shape), hidden),

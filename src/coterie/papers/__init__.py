@@ -1,1 +1,1 @@
-"""The papers' tables and figures: recipes, the runs they ask for, and results next to the published ones."""
+"""Reproduction of the papers' tables and figures: recipes, their runs, and results next to the published numbers."""

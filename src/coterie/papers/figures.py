@@ -1,4 +1,4 @@
-"""The figure of a recipe as one self-contained SVG file, drawn without matplotlib; papers get publication.py's."""
+"""The figure of a recipe as one self-contained SVG file, without matplotlib; publication.py draws those for papers."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from coterie.report.page import asset
 from coterie.runs.disk import whole
 
 MARGIN, GAP, LINE = 20, 18, 20
-LETTER = 7.2  # approximate width of one
-MADE_OF = "The shade of a cell says how much of the head of the column's client is in the head of the row's client"
+LETTER = 7.2  # approximate width of a character
+MADE_OF = "The shade of a cell is the weight of the column client's head in the row client's head"
 
 
 class Draw(Protocol):
@@ -33,21 +33,21 @@ class Draw(Protocol):
 class Panel(NamedTuple):
     name: str
     draw: Draw
-    about: str  # what it shows, in words
+    about: str  # text description
 
 
 class Sheet(NamedTuple):
     panels: list[Panel]
     columns: int
-    wide: float  # of a panel
+    wide: float  # width of a panel
     high: float
-    key: list[tuple[int, str]]  # lines: look and name
+    key: list[tuple[int, str]]  # legend: style and name
 
 
 def write_figures(recipe: Recipe, found: Found, folder: Path, rounds: int | None = None) -> list[Path]:
     """Write the SVG, and where matplotlib is installed PDF and PNG, each atomically; empty if nothing was run.
 
-    rounds: other ones than the paper's, which get a name of their own.
+    rounds: if not the paper's; part of the file name.
     """
     text = figure(recipe, found)
     if text is None:
@@ -62,7 +62,7 @@ def write_figures(recipe: Recipe, found: Found, folder: Path, rounds: int | None
 
 
 def figure(recipe: Recipe, found: Found) -> str | None:
-    """SVG; None if nothing was run, or if the recipe is that of a table."""
+    """SVG; None if nothing was run, or if the recipe is of a table."""
     made = panels(recipe, found)
     if not made.shown:
         return None

@@ -1,4 +1,4 @@
-"""What the figure of a recipe shows, as numbers: panels of curves over rounds or settings, and of head weights."""
+"""The data of a recipe's figure: panels of curves over rounds or settings, and of head weights."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from coterie.analysis.plots import PlotLine
 from coterie.papers.recipes import ROUNDS, WEIGHTS, Recipe, RecipeRow, Value
 from coterie.papers.results import Found, origins, outcome, seeds
 
-AXES = {  # names of x axes; anything else by its setting
-    "noniid_s": "samples drawn from all classes alike, %",
-    "local_size": "samples of a client",
+AXES = {  # labels of x axes; default: the name of the setting
+    "noniid_s": "samples drawn evenly from all classes, %",
+    "local_size": "samples per client",
     "num_clients": "clients",
     "local_epochs": "local epochs",
 }
@@ -40,7 +40,7 @@ class Panels(NamedTuple):
 
 
 def panels(recipe: Recipe, found: Found) -> Panels:
-    """Empty if nothing was run, or if the recipe is that of a table."""
+    """Empty if nothing was run, or if the recipe is of a table."""
     if recipe.figure is None:
         return Panels([], 1, [])
     found = of_shared_seeds(found, most=1 if recipe.figure == WEIGHTS else None)
@@ -59,7 +59,7 @@ def of_shared_seeds(found: Found, most: int | None) -> Found:
 
 
 def over_rounds(recipe: Recipe, found: Found) -> list[CurvePanel]:
-    """Accuracy over rounds; a panel for each value and measure."""
+    """Accuracy over rounds; one panel per value and measure."""
     made = []
     for value, (measure, average) in product(recipe.values, recipe.averages.items()):
         points = [
@@ -70,7 +70,7 @@ def over_rounds(recipe: Recipe, found: Found) -> list[CurvePanel]:
 
 
 def over_setting(recipe: Recipe, found: Found) -> list[CurvePanel]:
-    """Accuracy over a setting; a panel for each measure, and for each choice of the other settings."""
+    """Accuracy over a setting; one panel per measure and choice of the other settings."""
     over, made = str(recipe.figure), []
     others = dict.fromkeys(without(value, over) for value in recipe.values)
     for other, measure in product(others, recipe.measures):
@@ -104,7 +104,7 @@ def weights(recipe: Recipe, found: Found) -> list[HeatPanel]:
 
 
 def seed_curves(contents: Iterable[dict[str, Any]], point: str, average: str) -> Points:
-    """By round, for the rounds that all seeds have. Points that are measured at the end only have one round."""
+    """Accuracies by round, for the rounds that all seeds have; one round for points that are measured at the end."""
     own = [content["history"].get(point, {}) for content in contents]
     found = [{r: v for r, v in zip(h.get("round", ()), h.get(average, ()), strict=False) if v is not None} for h in own]
     shared = sorted(set.intersection(*map(set, found))) if found else []
@@ -112,7 +112,7 @@ def seed_curves(contents: Iterable[dict[str, Any]], point: str, average: str) ->
 
 
 def curve_panel(recipe: Recipe, name: str, points: list[Points], x_name: str) -> CurvePanel:
-    """points: of each row."""
+    """points: by row."""
     rows = zip(recipe.rows, points, strict=True)
     return CurvePanel(name, [PlotLine(row.name, own, row.method) for row, own in rows if own], x_name)
 

@@ -1,4 +1,4 @@
-"""The figure of a recipe for a paper: PDF and PNG by matplotlib, with 95 % intervals over seeds."""
+"""The figure of a recipe for publication: PDF and PNG by matplotlib, with 95 % intervals over seeds."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from coterie.papers.recipes import Recipe
 from coterie.papers.results import Found
 from coterie.runs.disk import whole
 
-KEY, LETTER = 0.55, 0.07  # inches of a legend's entry: line and gap, each letter
-LONGEST = 40  # letters of a name
+KEY, LETTER = 0.55, 0.07  # width of a legend entry in inches: line and gap, each character
+LONGEST = 40  # characters of a name
 
 
 def available() -> bool:
@@ -22,7 +22,7 @@ def available() -> bool:
 
 
 def publish(recipe: Recipe, found: Found, stem: Path, endings: tuple[str, ...] = (".pdf", ".png")) -> list[Path]:
-    """Write `stem` with each ending, atomically; nothing if there is nothing to draw."""
+    """Write `stem` with each ending, atomically; returns no paths if there is nothing to draw."""
     made = panels(recipe, found)
     if not made.shown:
         return []

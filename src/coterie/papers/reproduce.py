@@ -1,4 +1,4 @@
-"""Runs recipes: one training after the other, or several at a time."""
+"""Runs recipes, one or several trainings at a time."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Training(NamedTuple):
         return self.plan.dataset, self.recipe.protocol, self.plan.rule, tuple(partition.items())
 
 
-Asked = Sequence[tuple[Recipe, Sequence[RecipeRow]]]  # recipes, and which rows of them
+Selection = Sequence[tuple[Recipe, Sequence[RecipeRow]]]  # recipes, and their rows to run
 
 
 def chosen_rows(recipe: Recipe, methods: Sequence[str] | None) -> list[RecipeRow]:
@@ -68,10 +68,10 @@ def chosen_rows(recipe: Recipe, methods: Sequence[str] | None) -> list[RecipeRow
     return [row for row in recipe.rows if row in found]
 
 
-def cells(asked: Asked, seeds: int, rounds: int | None) -> list[Training]:
+def cells(selection: Selection, seeds: int, rounds: int | None) -> list[Training]:
     """All distinct trainings of the rows, grouped by data."""
     wanted: dict[tuple[str, int], Training] = {}
-    for recipe, rows in asked:
+    for recipe, rows in selection:
         for value, row in itertools.product(recipe.values, rows):
             plan = recipe.plan(row, value, rounds)
             for seed in numbers(seeds):
@@ -90,7 +90,7 @@ def numbers(seeds: int) -> range:
 
 
 def reproduce(
-    asked: Asked,
+    selection: Selection,
     shelf: Shelf,
     *,
     seeds: int,
@@ -110,7 +110,7 @@ def reproduce(
         raise CoterieError(f"jobs must be at least 1, got {jobs}")
     if jobs > 1 and how.backend == "ray":
         raise CoterieError("--jobs and --backend ray cannot be combined: a cluster runs the clients of one training")
-    todo = [cell for cell in cells(asked, seeds, rounds) if shelf.find(cell.plan, cell.seed) is None]
+    todo = [cell for cell in cells(selection, seeds, rounds) if shelf.find(cell.plan, cell.seed) is None]
     if todo:
         ready(how)
     missing = missing_data({cell.plan.dataset for cell in todo}, data_dir)
@@ -188,7 +188,7 @@ def train(
         "method": cell.row.training,
         "value": dict(cell.value),
         "reduced": plan.federation.rounds != recipe.plan(cell.row, cell.value).federation.rounds,
-        "hardware": hardware(how.device) | ({"jobs": jobs} if jobs > 1 else {}),  # they shared it
+        "hardware": hardware(how.device) | ({"jobs": jobs} if jobs > 1 else {}),  # they share the machine
         "precision": how.precision,
         **describe(result, plan, cell.seed, time.perf_counter() - start, commit),
     }

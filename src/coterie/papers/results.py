@@ -1,4 +1,4 @@
-"""Results of trainings as small files: provenance, curves, and every client's last accuracy."""
+"""Results of trainings as small JSON files: provenance, curves, and every client's last accuracy."""
 
 from __future__ import annotations
 
@@ -23,23 +23,22 @@ from coterie.core.errors import CoterieError
 from coterie.core.validation import MappingReader, fitting
 from coterie.core.version import VERSION
 from coterie.federation import History
-from coterie.federation.history import Summary
 from coterie.papers.recipes import Plan, Value
 from coterie.runs.disk import check_tree, read_inside, subfolder, whole
 
 log = logging.getLogger("coterie")
-LAST = 10  # rounds that "mean of last 10" takes
+LAST = 10  # rounds of "mean of last 10"
 TEXTS = ("recipe", "method", "date", "precision")
 Found = dict[tuple[str, Value], dict[int, dict[str, Any]]]  # row, value -> seed -> result
 NESTED = (("hardware", "machine", str), ("libraries", "torch", str), ("seconds", "total", float))
 
 
 class Unwritable(CoterieError):
-    """A result could not be written, so no other could be either."""
+    """The folder of results cannot be written."""
 
 
 class Shelf:
-    """A folder of results. A training with a result is not run again, whichever recipe asks for it."""
+    """A folder of results. A training with a result is not run again, for any recipe."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -129,7 +128,7 @@ def check_last(where: str, last: Any) -> None:
     keys = MappingReader(where, last)
     clients, correct, total = (keys.take(name, tuple[int, ...]) for name in ("client", "correct", "total"))
     if not len(clients) == len(correct) == len(total) or any(k > n for k, n in zip(correct, total, strict=True)):
-        raise CoterieError(f"{where}must have as many correct as clients, and none above its total")
+        raise CoterieError(f"{where}needs one correct count per client, none above its total")
 
 
 def asked_by(plan: Plan) -> Callable[[dict[str, Any]], bool]:
@@ -222,7 +221,7 @@ def committed() -> str | None:
     """The commit of this code, with a + if it was modified; None outside of a repository."""
     here = Path(__file__).parent
     try:
-        said = [
+        outputs = [
             subprocess.run(  # noqa: S603 - fixed arguments
                 ["git", "-C", here, *arguments],  # noqa: S607 - the git of the user's PATH
                 capture_output=True,
@@ -233,7 +232,7 @@ def committed() -> str | None:
         ]
     except (OSError, subprocess.CalledProcessError):
         return None
-    return f"{said[0]}{'+' if said[1] else ''}" if said[0] else None
+    return f"{outputs[0]}{'+' if outputs[1] else ''}" if outputs[0] else None
 
 
 def points(history: History) -> list[str]:
@@ -242,7 +241,7 @@ def points(history: History) -> list[str]:
 
 def curve(history: History, point: str) -> dict[str, list[Any]]:
     """By round: accuracy with equal weight for every client, or for every sample."""
-    summaries = [(r.number, Summary.of(r.scores[point, "test"])) for r in history.with_point(point)]
+    summaries = [(r.number, r.summary(point)) for r in history.with_point(point)]
     return {
         "round": [number for number, _ in summaries],
         "clients": [share(s.mean) for _, s in summaries],
@@ -251,8 +250,8 @@ def curve(history: History, point: str) -> dict[str, list[Any]]:
 
 
 def last_trained(history: History) -> tuple[dict[str, list[Any]], dict[str, list[int]]]:
-    """Curve and last scores of the models that clients have from their own last training. The curve starts once all
-    clients that ever train have trained: the mean of a few early ones could be the best of all."""
+    """Curve and last scores of the models from each client's own last training. The curve starts once all clients that
+    ever train have trained, because the mean over a few early ones could be the best."""
     scored = [record.scores["post", "test"] for record in history.with_point("post")]
     everyone = len({c for s in scored for c, n in zip(s.clients.tolist(), s.total.tolist(), strict=True) if n})
     latest: dict[int, tuple[int, int]] = {}
@@ -279,7 +278,7 @@ def share(value: float) -> float | None:
 
 
 def outcome(content: dict[str, Any], point: str, report: str, average: str) -> float | None:
-    """The number in a table, in percent; None if this training has none."""
+    """The number for a table, in percent; None if this training has none."""
     measured = [v for v in content["history"].get(point, {}).get(average, []) if v is not None]
     if not measured:
         return None

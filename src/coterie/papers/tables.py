@@ -26,10 +26,10 @@ def report(recipe: Recipe, rows: Sequence[RecipeRow], found: Found, rounds: int 
 
 
 def counting(averages: dict[str, str]) -> str:
-    """What has equal weight in the mean, in words."""
+    """Describe what has equal weight in the mean."""
     if len(set(averages.values())) == 1:
-        return f"every {next(iter(averages.values()))[:-1]} counts the same"
-    return ", ".join(f"in {measure} every {average[:-1]} counts the same" for measure, average in averages.items())
+        return f"mean over {next(iter(averages.values()))}"
+    return ", ".join(f"{measure}: mean over {average}" for measure, average in averages.items())
 
 
 def comparison(recipe: Recipe, rows: Sequence[RecipeRow], found: Found, rounds: int | None) -> TextTable:
@@ -48,9 +48,9 @@ def comparison(recipe: Recipe, rows: Sequence[RecipeRow], found: Found, rounds: 
     taken = {"last": "of the last round", "best": "of the best round", "mean of last 10": "mean of the last ten rounds"}
     note = [
         f"Accuracy in percent, {taken[recipe.report]}; {counting(recipe.averages)}. 95 %: half of the "
-        f"interval over seeds, by Student's t. Verdict: met is within {NEAR} points of the published number; reduced: "
-        "other rounds than the paper's, so not comparable.",
-        *(["Every seed has a partition of its own."] if recipe.partition.get("seed") == VARY else []),
+        f"confidence interval over seeds (Student's t). Verdict: met if within {NEAR} points of the published number; "
+        "reduced if the rounds are not the paper's, so not comparable.",
+        *(["Every seed has its own partition."] if recipe.partition.get("seed") == VARY else []),
         *recipe.notes,
     ]
     header = [
@@ -106,7 +106,7 @@ def which_clients(content: Mapping[str, Any]) -> str:
 
 
 def tests(recipe: Recipe, rows: Sequence[RecipeRow], found: Found, value: Value, measure: str) -> list[TextTable]:
-    """Paired tests of every row against the recipe's method, at one value; none if that was not run."""
+    """Paired tests of every row against the recipe's method, at one value; empty if that was not run."""
     samples = {
         row.name: {
             (which_clients(content), seed, client): accuracy

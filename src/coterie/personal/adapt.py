@@ -1,4 +1,4 @@
-"""Train a personal model for a client that was not in the federation."""
+"""Train a personal model for a client that was not in training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from coterie.core.data import FederatedData, Split
 from coterie.core.errors import CoterieError
 from coterie.core.method import AnyMethod
 from coterie.execution import LocalBackend, Looped, Turn
-from coterie.execution.requests import slices
+from coterie.execution.scoring import slices
 from coterie.federation import History, Round
 from coterie.federation.rounds import sift
 from coterie.methods import described
@@ -40,7 +40,7 @@ TEST_SHARE = 0.25  # of the samples, if there is no test split
 class Adapted(Result):
     """The result of a federation with one new client."""
 
-    given: Any = None  # the download, with the parts that it trained in place
+    given: Any = None  # the download, with the trained parts replaced
 
     def down(self, client: int) -> Any:
         return self.given
@@ -74,7 +74,7 @@ def adapt(
 
 
 def newcomer(run: Run, path: Path, reading: LabelledReading) -> FederatedData:
-    """Its samples; without a test split, a random part of them is held out."""
+    """The samples of the new client; without a test split, a random part is held out."""
     parts = read_labelled(run, path, reading)
     if any(part.split == "test" for part in parts) and any(part.split != "test" for part in parts):
         train, test = joined([part for part in parts if part.split != "test"]), joined(parts, "test")
@@ -108,7 +108,7 @@ def with_epochs(method: AnyMethod, epochs: int | None) -> AnyMethod:
 
 
 def learn(run: Run, clients: LocalBackend) -> tuple[Any, Round, Chance]:
-    """Train the new client: its download, its accuracies, and the initial model's accuracy on all samples.
+    """Train the new client; returns its download, its accuracies, and the initial model's accuracy on all samples.
 
     It takes the method's final step, if there is one, as all clients of the run did; otherwise it trains for one round.
     """
@@ -135,7 +135,7 @@ def learn(run: Run, clients: LocalBackend) -> tuple[Any, Round, Chance]:
 
 
 def chance(run: Run, clients: LocalBackend, down: Any) -> Chance:
-    """The model before training, on all samples of the new client."""
+    """Evaluate the model before training on all samples of the new client."""
     state, data = clients.states[0], clients.data
     x, y = torch.cat([data.train.x, data.test.x]), torch.cat([data.train.y, data.test.y])
     with torch.no_grad():

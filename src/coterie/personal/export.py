@@ -32,7 +32,7 @@ FORMAT = 1  # of the description in the files
 
 
 def export(run: Run, client: int | str, form: str, out: str | Path | None = None) -> list[Path]:
-    """Write the model of a client in one of FORMS; returns the files."""
+    """Write the model of a client in one of FORMS, and return the files."""
     if form not in FORMS:
         raise unknown("form", form, FORMS)
     ending, write = FORMS[form]
@@ -107,7 +107,7 @@ def write_onnx(model: PersonalModel, description: dict[str, Any], path: Path) ->
 
 
 def write_safetensors(model: PersonalModel, description: dict[str, Any], path: Path) -> list[Path]:
-    """Write the weights, and a file with the description that their metadata have, too."""
+    """Write the weights, and the description in their metadata also as a separate file."""
     description["use"] = (
         "weights of one network: head(encoder(x)) of the prepared samples x"
         if isinstance(model, OneNetwork)
@@ -128,7 +128,7 @@ def exported(model: nn.Module, x: Tensor) -> torch.export.ExportedProgram:
     except Exception as error:  # a user's network may fail in any way
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise CoterieError(
-            f"torch.export cannot follow this network ({first}); --to safetensors writes its weights"
+            f"torch.export cannot trace this network ({first}); --to safetensors writes its weights"
         ) from None
 
 
@@ -159,7 +159,7 @@ def quiet() -> Iterator[None]:
 
 
 def write_file(path: Path, content: bytes) -> Path:
-    """Write a file atomically, in a folder that is made if needed."""
+    """Write a file atomically; creates the folder if needed."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole(path) as part:

@@ -1,4 +1,4 @@
-"""Read the labelled samples of one client, in all forms of users' data."""
+"""Read the labelled samples of one client, in any form that `--dataset` takes."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def read_images(run: Run, path: Path, reading: LabelledReading) -> list[Labelled
 
 
 def read_other(run: Run, path: Path, reading: LabelledReading) -> list[LabelledPart]:
-    """A folder of clients that holds only one."""
+    """A folder of clients that holds exactly one."""
     found = find(path, Reading(label_column=reading.label_column), notes := Notes())
     if notes.errors:
         raise CoterieError(str(notes.errors[0]))

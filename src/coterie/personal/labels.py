@@ -1,4 +1,4 @@
-"""Map labels of a user's file to the classes of a run, by name or as the user says."""
+"""Map the labels of a user's file to the classes of a run, by name or by --labels."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from torch import Tensor
 from coterie.core.errors import CoterieError, unknown
 
 IN_ORDER = "in-order"
-MISSING = str(np.iinfo(np.int64).min)  # how readers mark a number that is missing
+MISSING = str(np.iinfo(np.int64).min)  # marks a missing number
 SIGNIFICANT = 1e-3  # p-value below which a model is worse than chance
 SHOWN = 12  # classes in a message
 
 
 @dataclass(frozen=True)
 class LabelMapping:
-    """What the labels of a file mean. By default they are names of classes."""
+    """What the labels of a file mean; by default, they are class names."""
 
     mapping: Mapping[str, str] = field(default_factory=dict)  # label in the file -> class of the run
     in_order: bool = False  # whether label 0 is the first class of the run, 1 the second, ...
@@ -100,7 +100,7 @@ class Chance:
 
     @property
     def p_value(self) -> float:
-        """The probability that guessing is right this rarely or less."""
+        """The probability that guessing gets this many right or fewer."""
         if not self.total or self.correct * self.classes >= self.total:
             return 1.0
         n, k = torch.tensor(float(self.total)).double(), torch.arange(self.correct + 1).double()
@@ -113,6 +113,6 @@ class Chance:
         taken = ", ".join(f"{label} = {name}" for label, name in list(pairs.items())[:SHOWN])
         return (
             f"{whose} is right for {self.correct} of {self.total} samples, far below guessing "
-            f"({100 / self.classes:.0f} %, p = {self.p_value:.0e}): do the labels mean what they meant in training?"
+            f"({100 / self.classes:.0f} %, p = {self.p_value:.0e}): do the labels have the same meaning as in training?"
             + (f" They were taken as {taken}." if taken else "")
         )

@@ -22,7 +22,7 @@ from coterie.data import DATASETS, Dataset, load
 from coterie.data import federate as gather
 from coterie.data.user import is_path
 from coterie.data.user.tables import KINDS
-from coterie.execution.requests import slices
+from coterie.execution.scoring import slices
 from coterie.federation.newcomers import keep_out
 from coterie.personal.labelled import BY_NAME, LabelledReading, joined, read_labelled
 from coterie.personal.labels import Chance, LabelMapping
@@ -187,7 +187,7 @@ def test_split(run: Run, name: str, data_dir: str | None) -> tuple[Tensor, Tenso
 
 
 def together(evaluations: Sequence[Evaluation]) -> Evaluation:
-    """All clients together; every sample counts the same."""
+    """Merge the evaluations of all clients; every sample counts the same."""
     tested = [e for e in evaluations if e.samples]
     total = max(sum(e.samples for e in tested), 1)
     confusion = torch.stack([e.confusion for e in evaluations]).sum(0)

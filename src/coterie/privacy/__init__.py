@@ -26,7 +26,7 @@ from coterie.privacy.statistics_noise import StatisticsNoise
 AnyMethod = Method[Any, Any, Any, Any]
 ROBUST = ("clip", "trimmed", "median")
 LEVELS = ("client", "sample")
-REPRODUCIBLE = "drawn from the seed, for a simulation: it protects nobody"
+REPRODUCIBLE = "drawn from the seed of a simulation: it gives no privacy"
 SECRET = "drawn from the operating system's secure generator, on the machine that adds it"  # noqa: S105 - a sentence
 FORM, FITTED = (
     "shape, classes and columns of the samples",
@@ -81,14 +81,14 @@ class Protection:
         for name in ("robust_norm", "dp_clip", "dp_noise", "dp_statistics", "dp_statistics_clip"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
-                raise CoterieError(f"{name.replace('_', '-')} must be a number above 0, not {value}")
+                raise CoterieError(f"{name.replace('_', '-')} must be positive, got {value}")
         if not 0 < self.robust_share < 0.5:
-            raise CoterieError(f"robust-share must be above 0 and below 0.5, not {self.robust_share}")
+            raise CoterieError(f"robust-share must be above 0 and below 0.5, got {self.robust_share}")
         if not 0 < self.dp_delta < 1:
-            raise CoterieError(f"dp-delta must be above 0 and below 1, not {self.dp_delta}")
+            raise CoterieError(f"dp-delta must be above 0 and below 1, got {self.dp_delta}")
         if self.robust and self.dp == "client":
             raise CoterieError(
-                "--robust and --dp client cannot be combined: one client's update would change what is kept of the "
+                "--robust and --dp client cannot be combined: one client's update would change the updates of "
                 "others, which the noise does not cover; --dp client already bounds every client's influence"
             )
 
@@ -99,22 +99,22 @@ class Protection:
 
     def check(self, method: AnyMethod) -> None:
         """Raise `CoterieError` if this method does not support these protections."""
-        for asked, reason in self._reasons(method):
+        for option, reason in self._reasons(method):
             if reason is not None:
-                raise CoterieError(f"{method.title} does not support {asked}: {reason}")
+                raise CoterieError(f"{method.title} does not support {option}: {reason}")
 
     def _reasons(self, method: AnyMethod) -> list[tuple[str, str | None]]:
-        sample, statistics, asked = self.dp == "sample", self.dp_statistics is not None, {}
+        sample, statistics, options = self.dp == "sample", self.dp_statistics is not None, {}
         if self.robust:
-            asked[f"--robust {self.robust}"] = f"robust-{self.robust}"
+            options[f"--robust {self.robust}"] = f"robust-{self.robust}"
         if self.dp == "client":
-            asked["--dp client"] = "dp-client"
+            options["--dp client"] = "dp-client"
         if statistics:
             flags = "--dp sample with --dp-statistics" if sample else "--dp-statistics"
-            asked[flags] = "dp-both" if sample else "dp-statistics"
+            options[flags] = "dp-both" if sample else "dp-statistics"
         elif sample:
-            asked["--dp sample"] = "dp-sample"
-        return [(flags, verdict(kind, method)) for flags, kind in asked.items()]
+            options["--dp sample"] = "dp-sample"
+        return [(flags, verdict(kind, method)) for flags, kind in options.items()]
 
     def around(self, method: AnyMethod, model: Model, joining: int, seed: int) -> AnyMethod:
         """Wrap a method for a simulation, whose noise follows from the seed and gives no privacy.
@@ -176,7 +176,7 @@ class Protection:
         each takes part. again: whether all train once more after the last round.
         """
         if self.dp == "client":
-            neighbour, missing, covers = "client", "client", "the server's state, and all that clients are sent"
+            neighbour, missing, covers = "client", "client", "the server's state and everything that it sends"
             costs = [([Spent(max(rounds), self.dp_noise)], self.dp_delta)]
         else:
             neighbour, missing = "sample", "sample" if self.dp == "sample" else "statistics"
@@ -199,7 +199,7 @@ class Protection:
     def _sample_costs(
         self, method: AnyMethod, model: Model, x: Tensor, clients: set[tuple[int, int]], again: bool
     ) -> list[tuple[list[Spent], float]]:
-        """Mechanisms of each client (samples, rounds), and the δ that is left for them."""
+        """Mechanisms of each client, given as (samples, rounds), and the δ that remains for them."""
         trained, finished = (self.answer_cost(method, model, x, train) for train in (True, False))
         costs = []
         for size, times in clients:

@@ -58,7 +58,7 @@ def describe(spent: Sequence[Spent], accountant: str) -> str:
 def epsilon(spent: Sequence[Spent], delta: float, accountant: str | None = None) -> float:
     """ε of the whole composition at this δ. accountant: one of ACCOUNTANTS; default: `best_accountant()`."""
     if not 0 < delta < 1:
-        raise CoterieError(f"delta must be above 0 and below 1, not {delta}")
+        raise CoterieError(f"delta must be above 0 and below 1, got {delta}")
     used = [part for part in spent if part.times and part.chance > 0]
     if not used:
         return 0.0

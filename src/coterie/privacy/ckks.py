@@ -24,7 +24,7 @@ FRESH, SUM = 237_568, 131_328  # bytes of a row: as encrypted, and after the mul
 LIMIT = 2.0**10  # largest number that can be encrypted
 ROOM = 2.0**19  # a sum holds numbers below this: 60 bits of modulus less those of the scale, and the sign
 MODULUS = 1_099_511_480_321  # SEAL's prime of 40 bits for this degree
-UNIT = MODULUS / SCALE  # stands for one in a product, which SEAL divides by the prime, and tenseal reads by the scale
+UNIT = MODULUS / SCALE  # represents 1 in a product: SEAL divides it by the prime, tenseal by the scale
 HEADER = struct.Struct("<II")  # length, CRC-32
 
 
@@ -32,8 +32,8 @@ class Term(NamedTuple):
     """A vector in a sum."""
 
     ciphertexts: Tensor  # (c, FRESH) as a client encrypted it, or (c, SUM) from a sum
-    factor: float  # what its numbers are multiplied with after decryption
-    whose: str  # for messages
+    factor: float  # multiplier of its numbers after decryption
+    whose: str  # for error messages
 
     @property
     def fresh(self) -> bool:
@@ -78,7 +78,9 @@ def decrypted(keys: CkksKeys, content: bytes, width: int) -> Tensor:
 def row(vector: Any, width: int) -> Tensor:
     content: bytes = vector.serialize()
     if HEADER.size + len(content) > width:
-        raise CoterieError(f"a ciphertext of {len(content)} bytes does not fit into {width}; was tenseal changed?")
+        raise CoterieError(
+            f"a ciphertext of {len(content)} bytes does not fit into {width}; unsupported version of tenseal?"
+        )
     framed = HEADER.pack(len(content), zlib.crc32(content)) + content
     return torch.frombuffer(bytearray(framed.ljust(width, b"\0")), dtype=torch.uint8)
 
@@ -110,11 +112,11 @@ def load(context: Any, framed: bytes, whose: str) -> Any:
 def combine(keys: CkksKeys, terms: Mapping[int, Term], coefficients: Tensor) -> tuple[Tensor, Tensor]:
     """Weighted sums of vectors of the same length by coefficients (R, C): (R, c, SUM) bytes, and their factors (R,).
 
-    terms: the vector of each column that is not zero. What is fresh is multiplied with its coefficient; what is a sum
-    already cannot be, so the one coefficient of such vectors is taken outside: Σ c_j x_j = F Σ (c_j / F) x_j.
+    terms: column -> vector, for the columns that are not zero. Fresh vectors are multiplied by their coefficients. Sums
+    cannot be multiplied again, so their common coefficient is factored out: Σ c_j x_j = F Σ (c_j / F) x_j.
     """
     if not coefficients.isfinite().all():
-        raise CoterieError("the weights of a combination are not finite: did all clients send a weight of zero?")
+        raise CoterieError("the coefficients of a sum are not finite: did all clients send a weight of zero?")
     rows = [plan(terms, {j: line[j] for j in terms if line[j]}) for line in coefficients.tolist()]
     context, parts = keys.context(), []
     for chunk in range(len(next(iter(terms.values())).ciphertexts)):
@@ -127,18 +129,18 @@ def plan(terms: Mapping[int, Term], coefficients: Mapping[int, float]) -> tuple[
     """The multiplier of each ciphertext, and the common factor outside."""
     for j in coefficients:
         if not math.isfinite(terms[j].factor):
-            raise CoterieError(f"weights that are not finite cannot be added up: {terms[j].whose}")
+            raise CoterieError(f"cannot add weights that are not finite: {terms[j].whose}")
     sums = [c * terms[j].factor for j, c in coefficients.items() if not terms[j].fresh]
     factor = sums[0] if sums else 1.0
     if any(abs(c - factor) > 1e-9 * abs(factor) for c in sums):
-        raise CoterieError("sums of ciphertexts cannot be multiplied once more with different weights")
+        raise CoterieError("sums of ciphertexts cannot be multiplied again by different coefficients")
     weights = {j: c * terms[j].factor / factor for j, c in coefficients.items()}
-    weights = {j: c for j, c in weights.items() if abs(c) * SCALE >= 1}  # less is zero in the scale's digits
+    weights = {j: c for j, c in weights.items() if abs(c) * SCALE >= 1}  # smaller ones are zero at this scale
     if abs(factor) < LIMIT / ROOM or sum(abs(c) for j, c in weights.items() if terms[j].fresh) > ROOM / LIMIT:
         most = ROOM / LIMIT
         raise CoterieError(
-            f"a ciphertext has no room for this sum: its weights add up to more than {most:g}, or what the server kept "
-            f"has come down to less than 1/{most:g} of what it was when it was encrypted"
+            f"a ciphertext cannot hold this sum: its coefficients add up to more than {most:g}, or the server's state "
+            f"was scaled to less than 1/{most:g} of its encrypted value"
         )
     return weights, factor
 
@@ -146,11 +148,11 @@ def plan(terms: Mapping[int, Term], coefficients: Mapping[int, float]) -> tuple[
 def added(
     context: Any, terms: Mapping[int, Term], weights: dict[int, float], chunk: int, loaded: dict[int, Any]
 ) -> Tensor:
-    """(SUM,) one ciphertext of one sum. loaded: those that other sums need as well."""
+    """(SUM,) one ciphertext of one sum. loaded: a cache shared with other sums."""
     if len(weights) == 1:
         (only,) = weights
         if not terms[only].fresh:
-            return terms[only].ciphertexts[chunk]  # as it is
+            return terms[only].ciphertexts[chunk]  # unchanged
     total: Any = None
     for j, weight in weights.items():
         if j not in loaded:

@@ -4,10 +4,10 @@ The inner method's server receives S equal rows, the noisy mean of all clients, 
 computes from them, its state and its messages reveal no more than that mean. All clients have equal weight, and the
 server does not learn their sample counts.
 
-The mean is Σ clip(Δ_i) / S + N(0, (zC/S)²), S clients being asked whether or not they answer. Neighbours are two
-federations in which one client's moves are there, or are all zero: the sum differs by at most C, so a round in which
-the client takes part is one Gaussian mechanism of multiplier z. Who takes part is drawn without looking at the data and
-is taken to be known, so a client pays for the rounds that it takes part in, without amplification by sampling.
+The mean is Σ clip(Δ_i) / S + N(0, (zC/S)²) over S participants, whether or not they answer. Neighbors are two
+federations that differ in one client, whose updates are either present or all zero: the sum differs by at most C, so a
+round in which the client takes part is one Gaussian mechanism of multiplier z. Participants are drawn independently of
+the data and assumed to be public, so a client pays for the rounds it takes part in, without amplification by sampling.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from coterie.privacy.updates import SIZES, moved, moves, norms, scaled, sent, sh
 
 
 class Noisy(NamedTuple):
-    server: Any  # the inner method's
-    key: Tensor  # () of the next round's noise, where it is reproducible
+    server: Any  # state of the inner method
+    key: Tensor  # () of the next round's noise, if it is reproducible
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ class ClientNoise(Around):
         found = moves(ups, downs)
         weights = {name: t for part, own in found.items() if part not in SIZES for name, t in own.items()}
         short = scaled(weights, shrink(norms(weights), self.bound)) if weights else {}
-        alike = {}
+        rows = {}
         total = self.source.sums(random.fold(server.key, random.DRAW), [short], self.bound, self.noise) if short else {}
         for name, t in short.items():
-            alike[name] = (total[name] / self.joining).expand_as(t)
-        alike |= {name: torch.ones_like(t) for part in SIZES & found.keys() for name, t in found[part].items()}
-        after = self.inner.server_receive(server.server, clients, moved(ups, downs, alike))
+            rows[name] = (total[name] / self.joining).expand_as(t)
+        rows |= {name: torch.ones_like(t) for part in SIZES & found.keys() for name, t in found[part].items()}
+        after = self.inner.server_receive(server.server, clients, moved(ups, downs, rows))
         return Noisy(after, random.fold(server.key, random.NOISE))
 
     def server_welcome(self, server: Noisy) -> Tree:

@@ -1,4 +1,4 @@
-"""Homomorphic encryption: the server adds up weights that only clients can read, as in appendix A.6 of FedPAC.
+"""Homomorphic encryption: the server adds weights that only clients can read, as in appendix A.6 of FedPAC.
 
 Xu, Tong, Huang: Personalized Federated Learning with Feature Alignment and Classifier Collaboration, ICLR 2023.
 Models are encrypted by CKKS (Cheon, Kim, Kim, Song, ASIACRYPT 2017); statistics, counts and choices stay readable, and
@@ -73,7 +73,7 @@ class Encrypted(Around):
     # The server: sums of ciphertexts, with the coefficients of the inner method.
 
     def server_init(self, model: Model, census: Census) -> Any:
-        """The server knows the start; it is encrypted so that it has the form of all later states."""
+        """Encrypt the initial state, which the server knows, so that it has the form of all later states."""
         server = self.inner.server_init(model, census)
         start = {name: self._known(value, self.parts.server[name]) for name, value in some(server, self.parts.server)}
         return server._replace(**start)
@@ -92,8 +92,8 @@ class Encrypted(Around):
     def server_receive(self, server: Any, clients: Tensor, ups: Any) -> Any:
         kept = columns(places(server))
         total = kept + columns(places(ups))
-        told = stand_in(ups, places(ups), kept, total)
-        received = self.inner.server_receive(self._stand_in(server, total), clients, told)
+        stand_ins = stand_in(ups, places(ups), kept, total)
+        received = self.inner.server_receive(self._stand_in(server, total), clients, stand_ins)
         models = rows(server) + rows(ups, [f"from client {i}" for i in clients.tolist()])
         return self._sums(received, self.parts.server, models)
 
@@ -115,7 +115,7 @@ class Encrypted(Around):
         axes, lines = table.shape[:-1], table.view(-1, len(models))  # (R, C)
         used = {j: models[j] for j in lines.any(0).nonzero()[:, 0].tolist()}
         if not used:
-            raise CoterieError("nothing to add up: all weights of the combination are zero")
+            raise CoterieError("nothing to add: all coefficients of the sum are zero")
         for model in used.values():
             self._check(model.sealed, model.whose)
         if (same := unchanged(lines, models)) is not None:
@@ -162,7 +162,7 @@ class Encrypted(Around):
         values = flat(weights)
         sound = bool(values.isfinite().all()) and float(values.abs().max()) <= ckks.LIMIT
         if not sound:
-            log.warning("a client is left out: its weights are not finite, or larger than %g", ckks.LIMIT)
+            log.warning("a client is left out: its weights are not finite, or exceed %g", ckks.LIMIT)
         ciphertexts = ckks.encrypt(self.keys, values if sound else torch.zeros_like(values))
         return self._sealed(outline(weights), ciphertexts, ONE if sound else ONE * torch.nan)
 
@@ -191,7 +191,7 @@ class Encryption:
     """Encryption of the weights that clients send."""
 
     encrypt: str | None = field(
-        default=None, metadata={"help": "ckks: the server adds up weights without reading them; slower, more traffic"}
+        default=None, metadata={"help": "ckks: the server adds weights without reading them; slower, more traffic"}
     )
     keys: str | None = field(
         default=None, metadata={"help": "folder of keys (`coterie keys`) to encrypt with; default: made for the run"}
@@ -202,7 +202,7 @@ class Encryption:
         if self.encrypt not in (None, *SCHEMES):
             raise unknown("encryption", self.encrypt, SCHEMES)
         if self.keys and not self.encrypt:
-            raise CoterieError("keys are for encryption; add --encrypt ckks")
+            raise CoterieError("--keys requires --encrypt ckks")
 
     def around(self, method: AnyMethod) -> AnyMethod:
         """Wrap a method for a simulation, which has both keys."""

@@ -29,17 +29,17 @@ ERROR, EFFECT = 1e-7, 1e-4  # of decrypted weights, and the largest effect that 
 class WeightParts(NamedTuple):
     """The fields of a method's server and messages that hold weights."""
 
-    server: dict[str, bool]  # with whether there is a row for each of several
+    server: dict[str, bool]  # name -> whether it has one row per model
     up: tuple[str, ...]
     down: tuple[str, ...]
     greet: tuple[str, ...]
-    welcome: bool  # whether all of it does
+    welcome: bool  # whether it holds weights
 
 
 class TreeMessage(NamedTuple):
     """A dictionary of tensors as a message with one field."""
 
-    told: tree.Tree
+    tensors: tree.Tree
 
 
 class Refusal(Exception):
@@ -49,11 +49,11 @@ class Refusal(Exception):
 def examine(method: AnyMethod) -> WeightParts:
     """The fields of this method that hold weights. Raises `CoterieError` if its server is not linear in them."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # too small for more than one
+    torch.set_num_threads(1)  # too small for several
     try:
         parts, with_statistics = (Examination(method, tiny_model(batch_norm)).parts() for batch_norm in (False, True))
         if parts != with_statistics:
-            raise Refusal("its server treats BatchNorm's statistics in another way than weights")
+            raise Refusal("its server treats BatchNorm's statistics differently from weights")
         return parts
     except Refusal as refusal:
         raise CoterieError(f"{method.title} cannot be encrypted: {refusal}") from None
@@ -90,7 +90,7 @@ class Examination:
         method, one = self.method, torch.tensor(1)
         exact, off = self.answer(one), self.answer(one, ERROR)
         for name, value in fields(exact):
-            if not alike(value, getattr(off, name), EFFECT):
+            if not close_to(value, getattr(off, name), EFFECT):
                 raise Refusal(
                     f"its clients' `{name}` depend on the eighth digit of weights, which decryption does not preserve"
                 )
@@ -121,22 +121,24 @@ class Examination:
         total = kept + columns(self.uploaded)
         names = tuple(self.places(step(self.server, self.ups)))
         try:
-            told = step(stand_in(self.server, self.kept, 0, total), stand_in(self.ups, self.uploaded, kept, total))
-            tables = {name: coefficients(getattr(told, name)) for name in names}
+            combined = step(stand_in(self.server, self.kept, 0, total), stand_in(self.ups, self.uploaded, kept, total))
+            tables = {name: coefficients(getattr(combined, name)) for name in names}
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, CoterieError):
-            raise Refusal("its server computes with the clients' weights, more than adding them up") from None
+            raise Refusal("its server does more with the clients' weights than add them") from None
         for seed, size in enumerate(SIZES):
             draw = torch.Generator().manual_seed(seed)
             server, ups = randomly(self.server, self.kept, draw, size), randomly(self.ups, self.uploaded, draw, size)
             models = rows(server, self.kept) + rows(ups, self.uploaded)
             for name, value in fields(step(server, ups)):
-                expected = mixed(tables[name], models, value) if name in names else getattr(told, name)
-                if not alike(expected, value, 1e-9 * size):
-                    raise Refusal(f"its server makes `{name}` from the clients' weights, not by adding them up")
+                expected = mixed(tables[name], models, value) if name in names else getattr(combined, name)
+                if not close_to(expected, value, 1e-9 * size):
+                    raise Refusal(
+                        f"its server computes `{name}` from the clients' weights, but not as a linear combination"
+                    )
         for name, table in tables.items():
             if any(len(set(line[:kept][line[:kept] != 0].tolist())) > 1 for line in table.view(-1, total)):
                 raise Refusal(
-                    f"its server multiplies what it keeps for `{name}` by several numbers in every round, and a "
+                    f"its server multiplies its state for `{name}` by different factors in every round, and a "
                     "ciphertext can be multiplied only once"
                 )
         return names
@@ -176,7 +178,7 @@ def mixed(table: Tensor, models: list[tree.Tree], like: Any) -> Any:
     return tree.fill(like, {n: torch.tensordot(table[..., used], t, dims=1) for n, t in stacked.items()})
 
 
-def alike(a: Any, b: Any, error: float) -> bool:
+def close_to(a: Any, b: Any, error: float) -> bool:
     ours, theirs = tree.flatten(a), tree.flatten(b)
     return shapes(ours) == shapes(theirs) and all(
         torch.allclose(ours[n].double(), theirs[n].double(), rtol=1e-9, atol=error) for n in ours
@@ -193,7 +195,7 @@ def tiny_model(batch_norm: bool) -> Model:
 
 
 def tiny_samples() -> list[Data]:
-    draw, rate = torch.Generator().manual_seed(0), torch.tensor(1e-3, dtype=torch.float64)  # no step is too long
+    draw, rate = torch.Generator().manual_seed(0), torch.tensor(1e-3, dtype=torch.float64)  # stable
 
     def client(n: int) -> Data:
         x = torch.randint(0, 256, (n, 1, 8, 8), generator=draw, dtype=torch.uint8)

@@ -17,9 +17,9 @@ from torch import Tensor
 from coterie.core import tree
 from coterie.core.batch import Batch, Data, Epoch
 from coterie.core.method import Census, Method
-from coterie.core.optimizers import Sgd
+from coterie.core.training import LocalTraining
 from coterie.core.tree import Tree
-from coterie.privacy.examine import alike, tiny_model, tiny_samples
+from coterie.privacy.examine import close_to, tiny_model, tiny_samples
 from coterie.privacy.updates import SIZES
 
 AnyMethod = Method[Any, Any, Any, Any]
@@ -33,14 +33,14 @@ def only_means(method: AnyMethod) -> str | None:
     counts = torch.stack([data.counts.long() for data in samples])
     server = method.server_init(model, Census(counts.sum(1), counts))
     blank = method.server_init(model, Census(torch.ones_like(counts.sum(1)), torch.zeros_like(counts)))
-    if not alike(method.server_welcome(server), method.server_welcome(blank), 0.0):
-        return "it tells clients something that is made of everybody's samples or classes, without noise"
+    if not close_to(method.server_welcome(server), method.server_welcome(blank), 0.0):
+        return "it sends clients values computed from all clients' sample or class counts, without noise"
     ups = tree.stack([answer(method, model, server, samples[i], i) for i in CLIENTS.tolist()])
     if not tree.leaves(ups):
         return "its clients send nothing"
     whole = [name for name, t in tree.items(ups) if not t.is_floating_point()]
     if whole:
-        return f"its clients send whole numbers in `{whole[0]}`, which get no noise"
+        return f"its clients send integers in `{whole[0]}`, which get no noise"
     flat = {n: torch.ones_like(t) if n.partition(".")[0] in SIZES else t for n, t in tree.items(ups)}
     mean = {n: t.mean(0, keepdim=True).expand_as(t) for n, t in flat.items()}
     try:
@@ -48,8 +48,8 @@ def only_means(method: AnyMethod) -> str | None:
     except FAILED as error:
         return f"its server cannot be examined: {error}"
     for name, value in zip(type(own)._fields, own, strict=True):
-        if not alike(value, getattr(same, name), 1e-9):
-            return f"its server makes `{name}` from what single clients sent, not from the mean of all"
+        if not close_to(value, getattr(same, name), 1e-9):
+            return f"its server computes `{name}` from the updates of single clients, not from their mean"
     return None
 
 
@@ -59,7 +59,7 @@ def answer(method: AnyMethod, model: Any, server: Any, data: Data, client: int) 
 
 
 @dataclass(frozen=True)
-class Probe(Sgd):
+class Probe(LocalTraining):
     """Takes no step; records the number of samples and the loss of one fixed sample."""
 
     seen: list[Tensor] = field(default_factory=list, kw_only=True, compare=False)
@@ -104,7 +104,7 @@ def only_gradients(method: AnyMethod) -> str | None:
         down = method.server_send(server, torch.tensor(client))
         for own in (data, replace(data, x=others, y=labels)):
             begun.append(method.client_init(model, own, welcome))
-            probe = Probe(**{f.name: getattr(method.train, f.name) for f in fields(Sgd)})
+            probe = Probe(**{f.name: getattr(method.train, f.name) for f in fields(LocalTraining)})
             state, up = replace(method, train=probe).client_train(model, states[client], down, own)
             seen.append(torch.cat([t.double().flatten() for t in [torch.zeros(1), *probe.seen]]))
             sent.append(up)
@@ -113,10 +113,10 @@ def only_gradients(method: AnyMethod) -> str | None:
         return f"its training cannot be examined: {error}"
     for what, (one, other) in (("keep", begun), ("send", sent), ("keep", kept)):
         for name, value in zip(type(one)._fields, one, strict=True):
-            if not alike(value, getattr(other, name), 1e-9):
-                return f"its clients {what} `{name}`, made of their samples without a gradient, so without noise"
+            if not close_to(value, getattr(other, name), 1e-9):
+                return f"its clients {what} `{name}`, which depends on samples other than by gradients, without noise"
     if seen[0].shape != seen[1].shape or not torch.allclose(seen[0], seen[1], atol=1e-9):
-        return "the loss of a sample depends on the other samples of its client, without noise"
+        return "the loss of a sample depends on other samples of its client, without noise"
     return None
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from coterie.core.errors import CoterieError
 
 SECRET, PUBLIC = "secret.ckks", "public.ckks"
-MAGIC = "coterie-ckks-1"  # begins the first line of a key file; behind it the kind, and the SHA-256 of what follows
+MAGIC = "coterie-ckks-1"  # the first line of a key file: this, the kind, and the SHA-256 of the rest
 
 # 128 bits of security by SEAL's own bound (218 bits of modulus for N = 8192), and room for one multiplication.
 DEGREE, MODULI, SCALE = 8192, (60, 40, 60), 2.0**40

@@ -22,7 +22,7 @@ Axes = tuple[int, ...]  # leading axes of weights: (), or (R,) for R models
 class WeightField(NamedTuple):
     """A field that holds weights."""
 
-    structure: Any  # a tree with the names of its tensors, whatever they are
+    structure: Any  # a tree with the names of its tensors; their values are not used
     axes: Axes
 
 

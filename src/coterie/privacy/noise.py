@@ -1,18 +1,18 @@
-"""Where the noise of differential privacy comes from: two types that cannot stand in for each other.
+"""Sources of noise for differential privacy: two types that are not interchangeable.
 
-`ReproducibleNoise` is a hash of the run's seed, which anybody can invert or repeat. Simulations use it, because they
-must be repeatable; it protects nobody. `SecretNoise` comes from the operating system's cryptographic generator and is
-different on every call. Devices, and the server of a federation of devices, accept nothing else.
+`ReproducibleNoise` is a hash of the run's seed, which anyone can invert or repeat. Simulations use it, because they
+must be repeatable; it gives no privacy. `SecretNoise` comes from the operating system's cryptographic generator and is
+different on every call. Devices, and the server of a federation of devices, accept only this type.
 
 `SecretNoise` works on a lattice, so that floating-point rounding leaks nothing (Mironov: On Significance of the Least
-Significant Bits for Differential Privacy, 2012). For noise of deviation σ the step of the lattice is γ = σ / 2^40.
+Significant Bits for Differential Privacy, 2012). For noise of standard deviation σ the lattice step is γ = σ / 2^40.
 
     1. Every contribution (a sample's gradient, a client's update) is scaled in float64 to a norm of at most
-       C (1 - 2^-20) and rounded towards zero to integer multiples of γ, which never makes it longer. So its norm is
-       at most C, and nothing needs to be added to the sensitivity for rounding.
-    2. Contributions are added as 64-bit integers. This is exact, whatever their order.
+       C (1 - 2^-20) and rounded toward zero to integer multiples of γ, which never increases its norm. So its norm is
+       at most C, and the sensitivity needs no correction for rounding.
+    2. Contributions are added as 64-bit integers. This is exact in any order.
     3. The noise is ⌊N(0, 2^80)⌋ for every number. For an integer k, k + ⌊X⌋ = ⌊k + X⌋, so the result is a Gaussian
-       mechanism rounded down afterwards: all that is known of the continuous Gaussian mechanism holds without change.
+       mechanism followed by rounding down: all theorems about the continuous Gaussian mechanism hold unchanged.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from coterie.core.method import Method
 from coterie.core.tree import Tree
 from coterie.core.wrapper import Around
 
-BITS = 40  # the deviation of the noise is 2^BITS steps of the lattice
-MARGIN = 2.0**-20  # of norms, for the rounding of float64 while they are computed
+BITS = 40  # the standard deviation of the noise is 2^BITS lattice steps
+MARGIN = 2.0**-20  # of norms, for float64 rounding errors in their computation
 TIE = 2.0**-33  # a comparison in float64 that is closer than this is decided exactly
-MORE = 192  # random bits that are drawn for an exact decision, in addition to 40 or 64
-CHUNK = 2**18  # candidates at a time
+MORE = 192  # additional random bits of an exact decision, after the first 40 or 64
+CHUNK = 2**18  # candidates per batch
 LARGEST = 2.0**62  # of integers that are added
 EXACT = Context(prec=120)
 
 
 class Noise(ABC):
-    """Randomness of a private mechanism. key: what the draw is for, for noise that can be repeated."""
+    """Randomness of a private mechanism. key: identifies the draw, for reproducible noise."""
 
     @abstractmethod
     def bits(self, key: Tensor, places: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class Noise(ABC):
 
     @abstractmethod
     def sums(self, key: Tensor, parts: Sequence[Tree], bound: float, noise: float) -> Tree:
-        """The sum over all rows of the parts, by name, plus Gaussian noise of deviation noise · bound.
+        """The sum over all rows of the parts, by name, plus Gaussian noise of standard deviation noise · bound.
 
         parts: trees with a leading axis; row j of all tensors of a part is one contribution, of norm at most bound.
         """
@@ -63,7 +63,7 @@ class Noise(ABC):
 
 @dataclass(frozen=True)
 class ReproducibleNoise(Noise):
-    """Noise that follows from the key. For simulations: it shows what noise costs, and protects nobody."""
+    """Noise determined by the key, for simulations: it measures the cost of noise and gives no privacy."""
 
     def bits(self, key: Tensor, places: Tensor) -> Tensor:
         return random.bits(key, places)
@@ -139,21 +139,21 @@ class SecretNoise(Noise):
 
 
 def lattice_step(deviation: float) -> float:
-    """γ for noise of this deviation."""
+    """γ for noise of this standard deviation."""
     return deviation * 2.0**-BITS
 
 
 def check_range(largest: float, noise: float) -> None:
-    """Integers that add up to more than 64 bits hold are refused."""
+    """Refuse sums that may exceed 64-bit integers."""
     if not largest < LARGEST:
         raise CoterieError(
-            f"the noise multiplier {noise:g} is too small for this many samples: their sum has more digits than the "
+            f"the noise multiplier {noise:g} is too small for this many samples: their sum exceeds the range of the "
             "lattice of secret noise; use a larger --dp-noise or --dp-statistics"
         )
 
 
 def on_lattice(rows: Tree, bound: float, step: float) -> Tree:
-    """Rows in steps of the lattice, whole numbers in float64; each row of all tensors is no longer than the bound.
+    """Rows in lattice steps, as integers in float64; the norm of each row over all tensors is at most the bound.
 
     A row that is not finite counts as zero.
     """
@@ -172,13 +172,13 @@ def on_lattice(rows: Tree, bound: float, step: float) -> Tree:
 
 
 def exact_sum(whole: Tensor, largest: float) -> Tensor:
-    """(...) int64 sum over rows (n, ...) of whole numbers in float64, none beyond the largest."""
+    """(...) int64 sum over rows (n, ...) of integers in float64, none above the largest."""
     return whole.sum(0).long() if len(whole) * largest < 2.0**53 else whole.long().sum(0)
 
 
 @cache
 def cumulated() -> tuple[NDArray[np.uint64], tuple[int, ...]]:
-    """⌊2^64 P(K <= k)⌋ and ⌊2^256 P(K <= k)⌋ for P(k) ∝ exp(-k²/2), as far as 256 bits tell it from 1."""
+    """⌊2^64 P(K <= k)⌋ and ⌊2^256 P(K <= k)⌋ for P(k) ∝ exp(-k²/2), up to where 256 bits round to 1."""
     with localcontext(EXACT):
         weights = [(Decimal(-k * k) / 2).exp() for k in range(40)]
         total = sum(weights)
@@ -188,13 +188,13 @@ def cumulated() -> tuple[NDArray[np.uint64], tuple[int, ...]]:
 
 
 def exact_k(word: int) -> int:
-    """k of a draw that begins with this word, where 64 bits do not decide."""
+    """k of a draw that begins with this word, if 64 bits do not determine it."""
     drawn = (word << MORE) | secrets.randbits(MORE)
     return sum(cut <= drawn for cut in cumulated()[1])
 
 
 def exactly_accepted(k: int, fraction: int, word: int) -> bool:
-    """Whether k + u is accepted, u and the draw having these leading bits."""
+    """Whether k + u is accepted, given the leading bits of u and of the draw."""
     with localcontext(EXACT):
         u = Decimal((fraction << MORE) | secrets.randbits(MORE)) / 2 ** (BITS + MORE)
         drawn = Decimal((word << MORE) | secrets.randbits(MORE)) / 2 ** (64 + MORE)

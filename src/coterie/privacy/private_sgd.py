@@ -2,11 +2,11 @@
 
 Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang: Deep Learning with Differential Privacy, CCS 2016.
 
-A batch is drawn by chance, each sample by itself with q = B/n (all of them where n <= B), so that its size varies; an
-epoch has as many steps as elsewhere. A step follows (Σ clip(g_j) + N(0, (zC)²)) / (q n). Neighbours are two data sets
-of a client in which one sample is there, or its place is empty: n and the places drawn are the same, and the sum
-differs by at most C, with chance q. So every batch is one sampled Gaussian mechanism of multiplier z, and of z/√k if k
-steps are made with it. Larger batches than `most_drawn` are cut; that this happens at all is part of δ.
+Batches are Poisson-sampled: each sample is drawn independently with q = B/n (all samples if n <= B), so their size
+varies; an epoch has as many steps as without privacy. A step follows (Σ clip(g_j) + N(0, (zC)²)) / (q n). Neighbors are
+two datasets of a client in which one sample is present, or its slot is empty: n and the drawn slots are the same, and
+the sum differs by at most C, with probability q. So every batch is one sampled Gaussian mechanism of multiplier z, or
+z/√k if it is used for k steps. Batches are truncated to `most_drawn`; the probability of that is part of δ.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from coterie.core.errors import CoterieError
 from coterie.core.gradients import functional_gradient
 from coterie.core.method import Census, Method
 from coterie.core.model import Model
-from coterie.core.optimizers import Sgd, objective
+from coterie.core.training import LocalTraining, objective
 from coterie.core.tree import Tree
 from coterie.core.wrapper import Around
 from coterie.privacy.accountant import most_drawn
@@ -34,15 +34,15 @@ from coterie.privacy.noise import Noise, SecretNoise
 
 P = TypeVar("P")
 TOGETHER = 64  # samples whose gradients are in memory at a time
-CUT = 1e-12  # chance that a batch is larger than we can take
+CUT = 1e-12  # probability that a batch is truncated
 
 
 @dataclass
 class Cursor:
-    """A client's position in a round, which keys reproducible noise: none is repeated, or changed by padding."""
+    """A client's position in a round, the key of reproducible noise: it never repeats and ignores padding."""
 
     trainings: int = 0  # begun so far
-    uses: int = 0  # of the batch of this step
+    uses: int = 0  # of the current batch
 
     def begin(self) -> int:
         self.trainings += 1
@@ -57,8 +57,8 @@ class Cursor:
 
 
 @dataclass(frozen=True)
-class PrivateSgd(Sgd):
-    """For one client in one round. Copies made by `but` share the cursor."""
+class PrivateSgd(LocalTraining):
+    """DP-SGD of one client in one round. Copies made by `but` share the cursor."""
 
     noise: float = field(kw_only=True)  # z
     bound: float = field(kw_only=True)  # C
@@ -84,7 +84,7 @@ class PrivateSgd(Sgd):
             first = draws.argsort()[:most]  # those drawn have the smallest numbers
             expected = torch.where(step < steps, chance * size, 0.0)
             drawn = draws[first] < chance * 2.0**63
-            if data.alone and isinstance(self.source, SecretNoise):  # exact sums: samples left out change nothing
+            if data.alone and isinstance(self.source, SecretNoise):  # exact sums: drop samples not drawn
                 first, drawn = (t[: max(int(drawn.sum()), 1)] for t in (first, drawn))
             batch = data.batch(first, epoch)._replace(real=drawn, expected=expected, key=noise)
             yield Epoch(batch, len(first), 1, 0)
@@ -134,11 +134,11 @@ class SampleNoise(Around):
         return self.private(data.key).client_train(model, state, down, data)
 
     def client_finish(self, model: Model, state: Any, down: Any, data: Data) -> Any:
-        later = random.fold(data.key, random.NOISE)  # the key of a round can be that of its last training too
+        later = random.fold(data.key, random.NOISE)  # the key of a round can also be that of its last training
         return self.private(later).client_finish(model, state, down, data)
 
     def private(self, key: Tensor) -> Method[Any, Any, Any, Any]:
-        own = {f.name: getattr(self.inner.train, f.name) for f in fields(Sgd)}
+        own = {f.name: getattr(self.inner.train, f.name) for f in fields(LocalTraining)}
         private = PrivateSgd(**own, noise=self.noise, bound=self.bound, key=key, source=self.source)
         return replace(self.inner, train=private)
 
@@ -155,8 +155,8 @@ def check_network(model: Model) -> None:
 
 
 @dataclass(frozen=True)
-class Tally(Sgd):
-    """Takes no step, and counts the steps per batch of every epoch."""
+class Tally(LocalTraining):
+    """Takes no step; counts the steps per batch of every epoch."""
 
     uses: list[int] = field(default_factory=list, kw_only=True)
 
@@ -175,9 +175,9 @@ class Tally(Sgd):
 def uses(method: Any, model: Model, x: Tensor, train: bool) -> list[int]:
     """Steps per batch, for every epoch of a client's training or of its final step.
 
-    Counted by running the method with any one sample x (1, ...).
+    Counted by running the method on one arbitrary sample x (1, ...).
     """
-    tally = Tally(**{f.name: getattr(method.train, f.name) for f in fields(Sgd)})
+    tally = Tally(**{f.name: getattr(method.train, f.name) for f in fields(LocalTraining)})
     counted, classes = replace(method, train=tally), model.classes
     census = Census(torch.ones(1, dtype=torch.int64), torch.ones(1, classes, dtype=torch.int64))
     rate = torch.ones((), dtype=model.mean.dtype)

@@ -2,9 +2,9 @@
 
 Every client keeps its row, so the server of any method works unchanged.
 
-clip: a client's move is shortened to a bound, or to the median of all clients' norms, each field of Up by itself.
-trimmed: per coordinate, the largest and smallest moves are replaced by the next ones inside (winsorizing).
-median: per coordinate, the median replaces every move.
+clip: each client's update is clipped to a bound, or to the median norm of all clients, separately for each field of Up.
+trimmed: per coordinate, the largest and smallest updates are replaced by the nearest remaining ones (winsorizing).
+median: per coordinate, the median replaces every update.
 
 Class statistics are clipped in every mode: clients send zeros for missing classes, which are not information.
 """
@@ -26,8 +26,8 @@ from coterie.privacy.updates import NOT_NEGATIVE, STATISTICS, moved, moves, norm
 @dataclass(frozen=True)
 class Robust(Around):
     how: str = field(default="clip", kw_only=True)
-    norm: float | None = field(default=None, kw_only=True)  # the bound, of what Down and Up share
-    share: float = field(default=0.2, kw_only=True)  # of the clients, that are pulled from either end
+    norm: float | None = field(default=None, kw_only=True)  # bound of the fields that Down and Up share
+    share: float = field(default=0.2, kw_only=True)  # of clients winsorized at either end
 
     def server_receive(self, server: Any, clients: Tensor, ups: Any) -> Any:
         downs, changes = sent(self.inner, server, clients), dict[str, Tensor]()
@@ -51,6 +51,6 @@ class Robust(Around):
 
 
 def clipped(parts: Tree, bound: float | None) -> Tree:
-    """Rows no longer than the bound, or than the median of their lengths."""
+    """Clip rows to the bound, or to the median of their norms."""
     length = norms(parts)
     return scaled(parts, shrink(length, torch.quantile(length, 0.5) if bound is None else bound))

@@ -32,7 +32,7 @@ class Sealed(NamedTuple):
 
     outline: Any  # the tree of weights with tensors (0, ...): names, shapes and types
     ciphertexts: Annotated[Tensor, Whole()]  # (c, bytes) uint8
-    # () what decrypted numbers are multiplied with: 1 from a client, not a number where its weights were not finite
+    # () multiplier of the decrypted numbers; from a client it is 1, or NaN if its weights were not finite
     factor: Annotated[Tensor, Range(1, 1)]
     key: Tensor  # () fingerprint of the keys
 
@@ -45,7 +45,7 @@ class SealedModel(NamedTuple):
     """One encrypted model of a message."""
 
     field: Sealed
-    row: int | None  # of it; None: it has none
+    row: int | None  # None: the field has no rows
     whose: str
 
     @property
@@ -59,7 +59,7 @@ class SealedModel(NamedTuple):
 
 
 def some(message: Any, names: Iterable[str]) -> list[tuple[str, Any]]:
-    """These fields, without trees that have no tensors: an encoder may have no weights."""
+    """These fields, without empty trees: an encoder may have no weights."""
     return [(name, value) for name in names if tree.leaves(value := getattr(message, name))]
 
 
@@ -83,7 +83,7 @@ def rows(message: Any, whose: Sequence[str] = ()) -> list[SealedModel]:
 
 
 def unchanged(lines: Tensor, models: Sequence[SealedModel]) -> Sealed | None:
-    """The field that equals these sums (R, C) row by row, which is sent without a copy; None if there is none."""
+    """The field whose rows equal these sums (R, C), which is sent without a copy; None if there is none."""
     whole = (lines.count_nonzero(1) == 1) & (lines.amax(1) == 1)
     chosen = [models[j] for j in lines.argmax(1).tolist()]
     field = chosen[0].field
@@ -103,6 +103,6 @@ def flat(weights: Any) -> Tensor:
 
 def sealed_welcome(welcome: Tree) -> Sealed:
     """Rebuild an encrypted welcome from its flattened form."""
-    told = {name.removeprefix(f"{WELCOME}."): t for name, t in welcome.items()}
-    shapes = {name.removeprefix("outline."): t for name, t in told.items() if name.startswith("outline.")}
-    return Sealed(shapes, told["ciphertexts"], told["factor"], told["key"])
+    parts = {name.removeprefix(f"{WELCOME}."): t for name, t in welcome.items()}
+    shapes = {name.removeprefix("outline."): t for name, t in parts.items() if name.startswith("outline.")}
+    return Sealed(shapes, parts["ciphertexts"], parts["factor"], parts["key"])

@@ -1,17 +1,17 @@
 """Noise on the class statistics that a client sends: prototypes, moments, variance, counts.
 
-Features are clipped to the norm c before they are counted. Then all that travels comes from sums over the client's n
-samples, and one sample, of class k, contributes
+Features are clipped to the norm c first. All statistics are computed from sums over the client's n samples. One sample
+of class k contributes
 
     to the counts n_k                          1
-    to the sums Σ z of its class               at most c   (once for prototypes, once for moments: other encoders)
+    to the sums Σ z of its class               at most c   (for prototypes and for moments, with different encoders)
     to the sum Σ ||z||²                        at most c²
 
-so that the vector (n_k, Σz/c, Σz'/c, Σ||z||²/c²), of as many parts as a method sends, changes by at most √parts if the
-sample's place is empty. Noise of deviation z √parts on every number of it is one Gaussian mechanism of multiplier z.
-What is sent is made from the noisy sums, which costs nothing more. n itself is taken to be known.
+so the vector (n_k, Σz/c, Σz'/c, Σ||z||²/c²), with as many parts as the method sends, changes by at most √parts if the
+sample is removed. Noise of standard deviation z √parts on each number is one Gaussian mechanism of multiplier z. The
+messages are computed from the noisy sums, at no further cost. n is assumed to be public.
 
-It is a statement for a given encoder, which FedPAC's clients send too. Weights get no noise here, but by --dp sample.
+The guarantee is for a given encoder, which FedPAC's clients send too. Only --dp sample adds noise to weights.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class StatisticsNoise(Around):
     source: Noise = field(kw_only=True)
 
     def client_train(self, model: Model, state: Any, down: Any, data: Data) -> tuple[Any, Any]:
-        seen: list[Tensor] = []  # features of all samples, as often as they were computed
+        seen: list[Tensor] = []  # features of all samples, once per computation
         secret = isinstance(self.source, SecretNoise)
         tight = clipping(model, self.bound, seen.append) if secret else clipping(model, self.bound)
         state, up = self.inner.client_train(tight, state, down, data)
@@ -53,7 +53,7 @@ class StatisticsNoise(Around):
         return state, up._replace(**self.from_sums(sums, data.samples, exact))
 
     def deviation(self, exact: dict[str, Tensor]) -> float:
-        """Of the noise, in units of what one sample contributes to a part."""
+        """Standard deviation of the noise, in units of one sample's contribution to a part."""
         return self.noise * math.sqrt(len(exact))
 
     def reproducible_sums(self, exact: dict[str, Tensor], data: Data) -> Sums:
@@ -72,10 +72,9 @@ class StatisticsNoise(Around):
         return Sums(present, means, blurred(2, n * moments, self.bound), blurred(3, squares, self.bound**2))
 
     def secret_sums(self, exact: dict[str, Tensor], seen: Tensor, data: Data, source: SecretNoise) -> Sums:
-        """From the features, row by row: a float sum may change by more than what one sample contributes.
+        """Sums of the features, row by row: a float sum may change by more than one sample's contribution.
 
-        seen: (n, d) for every time that all features were computed: first with the encoder that was received, last
-        with the trained one.
+        seen: (n, d) per computation of all features, first with the received encoder and last with the trained one.
         """
         n, deviation, dtype = len(data.y), self.deviation(exact), data.rate.dtype
         before, after = seen[:n].double(), seen[-n:].double()
@@ -83,7 +82,7 @@ class StatisticsNoise(Around):
         check_seen(after, member, exact["prototypes"])
 
         def noisy(rows: Tensor, unit: float) -> Tensor:
-            """Of rows (n, ...) no longer than the unit: their sum by class, or over all if a row is one number."""
+            """Noisy sum of rows (n, ...) of norm at most `unit`: by class, or in total if a row is one number."""
             step = lattice_step(deviation * unit)
             check_range(n * unit / step, self.noise)
             whole = on_lattice({"": rows}, unit, step)[""]
@@ -98,13 +97,13 @@ class StatisticsNoise(Around):
         return Sums(present, means, noisy(before, self.bound), noisy(squares, self.bound**2))
 
     def from_sums(self, sums: Sums, n: Tensor, exact: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What is sent: nothing but functions of the noisy sums and n."""
+        """The messages, which depend only on the noisy sums and n."""
         present = sums.counts.clamp_min(0)  # (K,)
         made = {"counts": present * n / present.sum().clamp_min(1e-12) + 1e-6 * n / len(present)}
         made["prototypes"] = within(sums.prototypes / present.clamp_min(1)[:, None], self.bound)
         if sums.moments is not None and sums.squares is not None:
             made["moments"] = sums.moments / n
-            longer = sums.moments.numel() * (self.deviation(exact) * self.bound / n) ** 2  # by noise, in ||h||²
+            longer = sums.moments.numel() * (self.deviation(exact) * self.bound / n) ** 2  # noise in ||h||²
             spread = sums.squares / n - (made["moments"].square().sum() - longer)
             made["variance"] = spread.clamp_min(0) / n
         return made
@@ -125,19 +124,19 @@ def by_class(rows: Tensor, y: Tensor, classes: int) -> Tensor:
 
 
 def check_seen(rows: Tensor, member: Tensor, prototypes: Tensor) -> None:
-    """The features that were seen must be those that the method's prototypes are made of."""
+    """Check that the recorded features are those of the method's prototypes."""
     means = (member.double().T @ rows) / member.sum(0).clamp_min(1)[:, None]
     if rows.shape[0] != len(member) or not torch.allclose(means, prototypes.double(), rtol=1e-3, atol=1e-4):
         raise ValueError("the method's prototypes are not the class means of the features that it computed last")
 
 
 def within(z: Tensor, bound: float) -> Tensor:
-    """Rows no longer than the bound."""
+    """Clip rows to the bound."""
     return z * (bound / z.square().sum(1, keepdim=True).sqrt().clamp_min(1e-12)).clamp_max(1)
 
 
 def clipping(model: Model, bound: float, note: Callable[[Tensor], None] = lambda z: None) -> Model:
-    """The same, but features that are not under training are clipped and noted: those that statistics are made of."""
+    """A copy of the model that clips and records features outside of training, from which statistics are computed."""
 
     class Clipping(type(model)):  # type: ignore[misc]
         def features(self, encoder: Tree, x: Tensor) -> Tensor:

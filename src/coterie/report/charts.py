@@ -261,7 +261,7 @@ def shades(shares: NDArray[np.float64]) -> NDArray[np.uint8]:
 
 
 def heat_paths(rows: Sequence[Sequence[int]]) -> list[str]:
-    """For each level a path with its cells, one unit each; equal neighbors are one piece.
+    """One path per level, with its cells as unit squares; equal neighbors are merged.
 
     Zero cells have no level. report.js does the same when the round changes.
     """
@@ -291,8 +291,8 @@ def heat_map(
     cells = tag("g", *paths, class_="cells", transform=f"translate({left} {top}) scale({number(cell, 5)})")
     ground = tag("rect", x=left, y=top, width=size, height=size, class_="ground")
     names = (
-        text(left + size / 2, top + size + 22, "is made of the heads of these clients", class_="axis"),
-        text(4, 18, "the head of client", "start", "axis"),
+        text(left + size / 2, top + size + 22, "weights of the heads of these clients", class_="axis"),
+        text(4, 18, "in the head of client", "start", "axis"),
     )
     labelled = tag("g", *across, *down, class_="labels")
     content = (ground, cells, labelled, *names)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from coterie.report.charts import Series, sample
 from coterie.report.markup import Markup, join, tag
 
-SHOWN = 400  # lines of a table; the run folder has all
+SHOWN = 400  # rows of a table; the run folder has all
 
 
 def section(name: str, title: str, *content: str) -> Markup:

@@ -1,4 +1,4 @@
-"""A web page that shows runs in progress, for a browser on this machine."""
+"""A web page that shows runs in progress, served on this machine only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATIENCE = 2.0  # seconds that an open page has to fetch the last update
 
 
 class LiveRun(Run):
-    """A run in progress: what a folder would say is in memory."""
+    """A run in progress, with its tables in memory instead of in a folder."""
 
     def __init__(self, title: str, rounds: int, seed: int) -> None:
         super().__init__(f"{title}-seed{seed}")
@@ -31,11 +31,11 @@ class LiveRun(Run):
 
 
 class LivePage:
-    """A server, as a context manager. `begin` adds a run, and a call adds a round to it."""
+    """A web server, as a context manager. `begin` adds a run, and calling the page adds a round to it."""
 
     def __init__(self, port: int) -> None:
         if not 0 <= port <= 65535:
-            raise CoterieError(f"a port is a number from 0 to 65535, not {port}")
+            raise CoterieError(f"port must be between 0 and 65535, got {port}")
         try:
             self.server = ThreadingHTTPServer((HOST, port), self._handler())
         except OSError as error:
@@ -45,7 +45,7 @@ class LivePage:
         self.address = f"http://{HOST}:{self.server.server_port}/"
         self.lock = threading.Lock()
         self.runs: list[LiveRun] = []
-        self.version, self.fetched, self.asked, self.ended = 0, 0, 0.0, False
+        self.version, self.fetched, self.requested, self.ended = 0, 0, 0.0, False
 
     def __enter__(self) -> LivePage:
         threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
@@ -54,7 +54,7 @@ class LivePage:
     def __exit__(self, *reason: Any) -> None:
         with self.lock:
             self.ended, self.version = True, self.version + 1
-        while self.fetched < self.version and time.monotonic() - self.asked < PATIENCE:
+        while self.fetched < self.version and time.monotonic() - self.requested < PATIENCE:
             time.sleep(0.05)
         self.server.shutdown()
         self.server.server_close()
@@ -80,7 +80,7 @@ class LivePage:
 
     def whole(self) -> str:
         title = listed(list(dict.fromkeys(run.title for run in self.runs))) or "Coterie"
-        head = tag("header", tag("h1", title), paragraph("While it runs", class_="facts"))
+        head = tag("header", tag("h1", title), paragraph("Live, while it runs", class_="facts"))
         return document(title, join(head, tag("main", self.news(), data_live=True)), live=True)
 
     def answer(self, path: str, known: str | None) -> tuple[int, str, str]:
@@ -91,7 +91,7 @@ class LivePage:
                 return 200, version, self.whole()
             if path != "/news":
                 return 404, version, "Not found"
-            self.asked, self.fetched = time.monotonic(), self.version
+            self.requested, self.fetched = time.monotonic(), self.version
             return (304, version, "") if known == version else (200, version, self.news())
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
@@ -112,6 +112,6 @@ class LivePage:
                 self.wfile.write(body.encode())
 
             def log_message(self, format: str, *args: Any) -> None:
-                pass  # the terminal belongs to the run
+                pass  # keep the terminal for the run
 
         return Handler

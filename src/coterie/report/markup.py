@@ -17,7 +17,7 @@ class Markup(str):
 
 
 def tag(name: str, /, *content: str, **attributes: Attribute) -> Markup:
-    """An element. In names of attributes a last underscore is dropped and others become hyphens: class_, data_tip."""
+    """An element. In attribute names, a final underscore is dropped and others become hyphens: class_, data_tip."""
     inside = join(*content)
     begin = f"<{name}{''.join(_attribute(key, value) for key, value in attributes.items())}"
     return Markup(f"{begin}>" if name in EMPTY else f"{begin}>{inside}</{name}>")
@@ -41,5 +41,5 @@ def _attribute(key: str, value: Attribute) -> str:
 
 
 def number(value: float, decimals: int = 2) -> str:
-    """A coordinate, with no more digits than are visible."""
+    """A coordinate, rounded to visible digits."""
     return f"{value:.{decimals}f}".rstrip("0").rstrip(".") if value % 1 else str(int(value))

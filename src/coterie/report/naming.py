@@ -1,4 +1,4 @@
-"""Names of runs in a report, by method and by the settings that differ, and what a run reports."""
+"""Names of runs in a report, from the method and the settings that differ, and the numbers that a run reports."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def results(run: Run) -> list[Mapping[str, Any]]:
 
 
 def outcomes(run: Run) -> dict[str, str]:
-    """Name -> point of what the method reports. Before that is measured: the first point that is."""
+    """Name -> point of the numbers that the method reports; before these are measured, the first measured point."""
     points = {text: point for point, text in POINTS.items()}
     found = {str(o.get("name")): points.get(str(o.get("measured")), "") for o in results(run)}
     known = METHODS.get(str(run.section("method").get("class")))
@@ -64,7 +64,7 @@ def dataset(run: Run) -> tuple[str, str]:
 
 
 def comparable(run: Run) -> tuple[str, str]:
-    """Equal for runs that can be compared: on the same data, or on partitions drawn alike, each with its own seed."""
+    """Equal for runs that can be compared: on the same data, or on partitions by one rule with a seed per run."""
     name, mark = dataset(run)
     partition = run.section("data").get("partition")
     if not isinstance(partition, dict) or partition.get("partition_seed") != "vary":
@@ -73,27 +73,27 @@ def comparable(run: Run) -> tuple[str, str]:
 
 
 def client_label(run: Run, number: int, point: str) -> str:
-    """The client's name. Clients that joined at the end, and unnamed ones, go by their number."""
+    """The client's name; its number if it has none or joined at the end."""
     known = number in run.numbers and len(run.client_names) == len(run.numbers) and not point.startswith("new_")
     return run.client_name(number) if known else str(number)
 
 
 def details(runs: Sequence[Run]) -> list[str]:
-    """For each run what sets it apart from others of its method; empty if only the seed does."""
+    """For each run, how it differs from others of its method; empty if only the seed differs."""
     groups: dict[str, list[tuple[Run, dict[str, Any]]]] = {}
     for run in runs:
         groups.setdefault(run.title, []).append((run, settings(run)))
-    found = {id(run): detail(run, own, alike) for alike in groups.values() for run, own in alike}
+    found = {id(run): detail(run, own, group) for group in groups.values() for run, own in group}
     return [found[id(run)] for run in runs]
 
 
-def detail(run: Run, own: Mapping[str, Any], alike: Sequence[tuple[Run, Mapping[str, Any]]]) -> str:
-    differ = [name for name in own if any(other.get(name) != own[name] for _, other in alike)]
-    begun = [(other.seed, start(other)) for other, set_so in alike if set_so == own]
+def detail(run: Run, own: Mapping[str, Any], group: Sequence[tuple[Run, Mapping[str, Any]]]) -> str:
+    differ = [name for name in own if any(other.get(name) != own[name] for _, other in group)]
+    begun = [(other.seed, start(other)) for other, others in group if others == own]
     if begun.count((run.seed, start(run))) > 1 or len(differ) > 2:
         return f" ({run.path.name})"
     words = [f", {name.rsplit('.', 1)[-1].replace('_', ' ')} {own[name]}" for name in differ]
-    if len(set(begun)) > len({seed for seed, _ in begun}):  # the user's own weights, with the same seed
+    if len(set(begun)) > len({seed for seed, _ in begun}):  # one seed, but different initial weights
         words.append(f", start {start(run)[:7]}")
     return "".join(words)
 
@@ -126,7 +126,7 @@ class Named(NamedTuple):
 
 
 def named(runs: Sequence[Run]) -> list[Named]:
-    """Runs, named after the first number that they report."""
+    """Runs with unique names, after the first number that each reports."""
     first = {id(e.run): e for e in reversed(entries(runs))}
     found = [(run, first.get(id(run))) for run in runs]
     names = [entry.name if entry else run.title for run, entry in found]

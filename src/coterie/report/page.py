@@ -71,14 +71,14 @@ def heading(runs: Sequence[Run]) -> str:
 
 
 def facts(runs: Sequence[Run]) -> str:
-    """What all runs have in common, in one line."""
+    """Facts that all runs share, in one line."""
     common: list[list[str]] = []
     for run in runs:
         federation, count = run.section("federation"), run.section("data").get("clients")
         words = [f"{count} clients"] if count else []
         words += [f"{run.planned} rounds"] if run.planned else []
         ratio = federation.get("join_ratio", 1)
-        last = ", all of them in one more at the end" if federation.get("full_last_round") is True else ""
+        last = ", all clients in one more round at the end" if federation.get("full_last_round") is True else ""
         words += [f"{100 * ratio:g} % of clients a round{last}"] if isinstance(ratio, int | float) and ratio < 1 else []
         words += [f"seed {federation['seed']}"] if "seed" in federation else []
         words += [str(run.section("ran")["started"])[:10]] if "started" in run.section("ran") else []

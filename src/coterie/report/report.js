@@ -31,7 +31,7 @@
     return new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
   }
 
-  // Charts of lines: all values at the nearest x, by pointer or arrow keys.
+  // Line charts: all values at the nearest x, by pointer or arrow keys.
   function readable(svg) {
     const chart = JSON.parse(svg.dataset.lines);
     const [[low, high, left, right], [, , bottom, top]] = chart.axes;
@@ -67,7 +67,7 @@
     });
   }
 
-  // Heat maps: a byte for each cell, the root of its share.
+  // Heat maps: one byte per cell, the square root of its share.
   function heat(figure) {
     const rounds = JSON.parse(figure.dataset.heat);
     const [slider, output, svg] = ["input", "output", "svg.heat"].map((name) => figure.querySelector(name));
@@ -157,7 +157,7 @@
 
   function start(root) {
     root.querySelectorAll("svg[role=img]").forEach((svg) => {
-      const title = svg.querySelector("title");  // browsers show it as a tooltip of their own
+      const title = svg.querySelector("title");  // browsers would show a second tooltip
       svg.setAttribute("aria-label", title.textContent);
       title.remove();
     });
@@ -174,7 +174,7 @@
   });
   document.addEventListener("scroll", hush, { passive: true });
 
-  // A page that is served while a run goes on asks for news until it has ended.
+  // A live page requests updates until the run has ended.
   async function follow(main) {
     for (let version = ""; !main.querySelector("[data-ended]"); ) {
       await new Promise((resolve) => setTimeout(resolve, 1000));

@@ -10,7 +10,7 @@ from coterie.runs.run import Run, integer
 from coterie.runs.tables import Score
 
 EQUAL = 2e-6  # accuracies in metrics.csv have six digits
-ALL = ("pre", "finished", "kept", "global")  # points at which all clients are measured, whoever takes part
+ALL = ("pre", "finished", "kept", "global")  # points at which all clients are measured, participants or not
 
 
 def shortfalls(run: Run) -> list[str]:
@@ -30,7 +30,7 @@ def short_metrics(run: Run) -> Iterator[str]:
     if last < rounds:
         yield f"ends after round {last} of {rounds}"
     elif any(not run.curve(point) for point in POINTS if has_mean(run, point)):
-        yield "lacks what was measured after the last round"
+        yield "lacks the measurements after the last round"
 
 
 def has_mean(run: Run, point: str) -> bool:

@@ -54,14 +54,14 @@ class Checkpoints:
     def __init__(
         self,
         folder: Path,
-        clients: Backend,
+        backend: Backend,
         config: Mapping[str, Any],
         every: int = 1,
         also: Callable[[], Callable[[], None]] = lambda: lambda: None,  # what else to write with each checkpoint
     ) -> None:
-        self.folder, self.clients, self.every, self.also = folder, clients, every, also
+        self.folder, self.backend, self.every, self.also = folder, backend, every, also
         self.config = dict(decisive(config))
-        self.trained = torch.zeros(clients.count, dtype=torch.int64)  # (m,) round of each client's last change
+        self.trained = torch.zeros(backend.num_clients, dtype=torch.int64)  # (m,) round of each client's last change
         self.held = self.trained.clone()  # (m,) round of the file with each client's state; 0: never trained
         self.before = self.held  # the same for the previous checkpoint
         self.sums: dict[int, str] = {}  # round -> checksum of its file of clients
@@ -109,10 +109,10 @@ class Checkpoints:
             raise Diverged(f"round {number}: the server's state is not finite ({shortened(bad)}); it is not saved")
         saved = self.saved  # the writer thread may change it
         wanted = (self.trained > saved) | torch.isin(self.held, torch.tensor(self.old))
-        if history.ended and self.clients.states.row_bytes * self.clients.count <= LARGE:
+        if history.ended and self.backend.states.row_bytes * self.backend.num_clients <= LARGE:
             wanted = self.trained > 0  # in one file, without rows that newer files replace
         changed = wanted.nonzero()[:, 0]
-        rows = tree.flatten(self.clients.states.fetched(changed)) if len(changed) else {}
+        rows = tree.flatten(self.backend.states.fetched(changed)) if len(changed) else {}
         self.writer.hand(Snapshot(number, state, changed, rows, tuple(history[saved:]), self.also()))
 
     def settle(self) -> None:
@@ -215,7 +215,7 @@ class Checkpoints:
             tensors, _ = read(path)
             ids = tensors.pop("ids")
             rows = {name.removeprefix("rows."): t for name, t in tensors.items()}
-            self.clients.states.restore(ids, rows)
+            self.backend.states.restore(ids, rows)
             self.held[ids] = number
             self.trained[ids] = number
         self.before = self.held

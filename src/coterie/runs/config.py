@@ -12,7 +12,7 @@ import torch
 
 from coterie.core.errors import CoterieError
 from coterie.core.method import AnyMethod
-from coterie.core.optimizers import Sgd
+from coterie.core.training import LocalTraining
 from coterie.core.validation import MappingReader
 from coterie.methods import METHODS, checked_class, method_class
 from coterie.runs.checksums import RunFiles
@@ -93,7 +93,7 @@ def agrees(data: Mapping[str, Any]) -> bool:
 def made_method(section: Mapping[str, Any], own: str | type[AnyMethod] | None = None) -> AnyMethod:
     """The method that config.json describes. own: the user's class or its import path, for one outside Coterie.
 
-    Only a path that the user gave is imported, since config.json may come from anybody.
+    Only a path that the user gave is imported, since config.json may come from an untrusted source.
     """
     if own is None:
         if section["class"] not in METHODS:
@@ -105,7 +105,7 @@ def made_method(section: Mapping[str, Any], own: str | type[AnyMethod] | None = 
     if set(settings) != known:
         differ = ", ".join(sorted(known ^ set(settings)))
         raise CoterieError(f"{section['name']} has other settings now than when the run was made: {differ}")
-    return kind(**settings | {"train": Sgd(**section["train"])})
+    return kind(**settings | {"train": LocalTraining(**section["train"])})
 
 
 def as_tuples(value: Any) -> Any:

@@ -27,10 +27,10 @@ from coterie.runs.tables import PHASES
 
 
 def describe(
-    clients: Backend, newcomers: LocalBackend | None, settings: Settings, config: Mapping[str, Any]
+    backend: Backend, newcomers: LocalBackend | None, settings: Settings, config: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The content of config.json, enough to repeat the run. config: sections to add or replace."""
-    method, model, cuda = innermost(clients.method), clients.model, clients.device.type == "cuda"
+    method, model, cuda = innermost(backend.method), backend.model, backend.device.type == "cuda"
     about: dict[str, Any] = {
         "method": described(method),
         "model": {
@@ -45,8 +45,8 @@ def describe(
         },
         "federation": asdict(settings),
         "ran": {
-            "backend": type(clients).__name__,
-            "device": clients.device.type,
+            "backend": type(backend).__name__,
+            "device": backend.device.type,
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "coterie": VERSION,
             "torch": torch.__version__,
@@ -54,8 +54,8 @@ def describe(
             "machine": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
         },
     }
-    if isinstance(clients, LocalBackend):
-        about["data"] = facts(clients.data) | {"new_content": newcomers and fingerprint(newcomers.data)}
+    if isinstance(backend, LocalBackend):
+        about["data"] = facts(backend.data) | {"new_content": newcomers and fingerprint(newcomers.data)}
     return {**about, **config}
 
 
@@ -69,7 +69,7 @@ def facts(data: FederatedData) -> dict[str, Any]:
     partition = data.partition
     return {
         "name": data.name,
-        "clients": data.clients,
+        "clients": data.num_clients,
         "classes": data.classes,
         "class_names": list(data.class_names),
         "client_names": list(data.client_names),

@@ -132,6 +132,15 @@ def whole(path: Path, shared: bool = False) -> Iterator[Path]:
         raise
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn file-system errors in this block into one that names the path."""
+    try:
+        yield
+    except OSError as error:
+        raise CoterieError(f"{path} cannot be written to: {error.strerror}") from None
+
+
 def sync(path: Path) -> None:
     """Wait until a file's content, or a folder's list of names, is on the disk."""
     file = os.open(path, os.O_RDONLY | NO_WAIT)
@@ -151,10 +160,8 @@ def sync_all(paths: Sequence[Path]) -> None:
 
 def lock(path: Path) -> IO[Any]:
     """Lock out other processes until the returned file is closed or this process ends."""
-    try:
+    with writing(path.parent):
         file = open_inside(path.parent, path.name, "r+b")
-    except OSError as error:
-        raise CoterieError(f"{path.parent} cannot be written to: {error.strerror}") from None
     if sys.platform != "win32":
         import fcntl
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import nn
 
-from coterie.analysis.compared import place, reference
+from coterie.analysis.outcomes import place, reference
 from coterie.core.errors import CoterieError
 from coterie.core.method import AnyMethod
 from coterie.runs.config import check_config, read_config

@@ -25,7 +25,7 @@ from coterie.runs.checkpoint_files import reason
 from coterie.runs.checksums import CHECKSUMS, FORMAT, GROWING, Changed, Checksum, GrowingTable, RunFiles, to_json
 from coterie.runs.config import read_config
 from coterie.runs.describe import summarise
-from coterie.runs.disk import check_tree, lock, open_inside, read_inside, sync, whole
+from coterie.runs.disk import check_tree, lock, open_inside, read_inside, sync, whole, writing
 from coterie.runs.matching import decisive, same
 from coterie.runs.model_files import SUMS, write_models
 from coterie.runs.tables import CLIENT_COLUMNS, class_rows, client_rows, columns_of, measures
@@ -61,14 +61,12 @@ class Folder:
         else:
             self._make()
         self.lock = lock(self.path / "config.json")
+        self.columns = columns_of(splits, newcomers)
+        self.records: list[Round] = []
+        self.behind = False  # whether rounds are missing in the tables because a write failed
         try:
-            self.columns = columns_of(splits, newcomers)
-            self.records: list[Round] = []
-            self.behind = False  # whether rounds are missing in the tables because a write failed
-            self.log = LogFile(self.path / "log.txt", encoding="utf-8", errors=ODD)
-        except OSError as error:
-            self.lock.close()
-            raise CoterieError(f"{self.path} cannot be written to: {error.strerror}") from None
+            with writing(self.path):
+                self.log = LogFile(self.path / "log.txt", encoding="utf-8", errors=ODD)
         except CoterieError:
             self.lock.close()
             raise
@@ -86,7 +84,7 @@ class Folder:
         counts: (m, K) training samples; all zero: unknown.
         """
         self.records = list(records)
-        try:
+        with writing(self.path):
             (self.path / CHECKSUMS).unlink(missing_ok=True)  # tables are written again
             if partition is not None:
                 with whole(self.path / "partition.npz") as part, part.open("wb") as file:
@@ -98,8 +96,6 @@ class Folder:
                 self._table("classes.csv", class_rows(counts, data["class_names"], data.get("ids")))
             self._tables()
             self.checksums()()
-        except OSError as error:
-            raise CoterieError(f"{self.path} cannot be written to: {error.strerror}") from None
 
     def reopen(self, completed: int) -> None:
         """Turn a finished run into an unfinished one, with the new number of rounds and conditions to end.
@@ -115,13 +111,11 @@ class Folder:
             config["command"] = {**command, **length_flags(self.config)}
         if finished:
             config["extended"] = [*self.before.get("extended", []), completed]
-        try:
+        with writing(self.path):
             (self.path / "result.json").unlink(missing_ok=True)
             (self.path / CHECKSUMS).unlink(missing_ok=True)  # before the configuration changes
             shutil.rmtree(self.path / "models", ignore_errors=True)
             self._write_config(config)
-        except OSError as error:
-            raise CoterieError(f"{self.path} cannot be written to: {error.strerror}") from None
         relocked = lock(self.path / "config.json")  # the file was replaced
         self.lock.close()
         self.lock, self.before = relocked, config
@@ -186,8 +180,6 @@ class Folder:
         try:
             if self.behind:
                 self._tables()
-            for name in ("metrics.csv", "clients.csv"):
-                sync(self.path / name)
             write_models(self.path / "models", result, self.config["data"])
             self.sums[f"models/{SUMS}"] = Checksum.of(read_inside(self.path, f"models/{SUMS}"))
             self._reports(result)

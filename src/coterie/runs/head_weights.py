@@ -21,7 +21,7 @@ class HeadWeights(NamedTuple):
 
 
 def read_head_weights(
-    content: bytes, trained: Mapping[int, Sequence[int]], clients: int, groups: Sequence[int]
+    content: bytes, trained: Mapping[int, Sequence[int]], num_clients: int, groups: Sequence[int]
 ) -> list[HeadWeights]:
     """Of the rounds whose participants are known; clients are sorted by group. trained: round -> its participants."""
     found = []
@@ -30,9 +30,9 @@ def read_head_weights(
         matrix, number = np.asarray(arrays[name], np.float64), int(name.rsplit("/", 1)[1])
         if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
             raise ValueError(f"{name} is not square")
-        ids = trained.get(number) or range(clients)
+        ids = trained.get(number) or range(num_clients)
         if len(ids) == len(matrix) > 0 and np.isfinite(matrix).all():
-            known = dict(enumerate(groups)) if len(groups) == clients else {}  # differs if some clients join later
+            known = dict(enumerate(groups)) if len(groups) == num_clients else {}  # differs if some clients join later
             order = sorted(range(len(ids)), key=lambda i: known.get(ids[i], 0))
             found.append(HeadWeights(number, tuple(ids[i] for i in order), matrix[np.ix_(order, order)]))
     return found

@@ -40,11 +40,11 @@ Answer = tuple[bool, str]  # whether the job succeeded, and a line to print
 def side_by_side(tasks: Sequence[JobSpec], work: Work, jobs: int, say: Callable[[str], None]) -> list[str]:
     """Run all jobs, started in this order. Returns the failures, which do not stop other jobs."""
     crew = Crew(tasks, work, jobs, say)
-    with stoppable(ENDING) as asked:
+    with stoppable(ENDING) as stop_signal:
         try:
             while busy := crew.busy():
                 ready = wait([worker.line for worker in busy], LOOK)
-                if stop := asked():
+                if stop := stop_signal():
                     raise Stopped(f"stopped; {KEPT}", stop)
                 for worker in busy:
                     if worker.line in ready:

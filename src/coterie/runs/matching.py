@@ -10,7 +10,7 @@ from typing import Any
 from coterie.core.errors import CoterieError
 
 # Sections and settings by dotted name. The number of rounds and what follows from it may change: runs can be extended.
-ALIKE = ("method", "protection", "encryption", "model", "data", "federation", "execution.precision",
+DECISIVE = ("method", "protection", "encryption", "model", "data", "federation", "execution.precision",
          "execution.cohort", "execution.deterministic", "ran.backend", "ran.device", "ran.coterie",
          "ran.torch")  # fmt: skip
 FREE = ("federation.rounds", "protection.privacy")
@@ -31,7 +31,7 @@ def same(before: Mapping[str, str], now: Mapping[str, str], what: str = "run") -
 def decisive(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The settings that must be equal, as text; long values as their checksum."""
     for name, value in dotted(config):
-        if within(name, ALIKE) and not within(name, FREE):
+        if within(name, DECISIVE) and not within(name, FREE):
             text = json.dumps(value)
             yield name, text if len(text) <= 80 else f"content {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 

@@ -32,7 +32,8 @@ from coterie.runs.model_files import Client, ModelFiles, client_file, client_for
 from coterie.runs.rebuilding import rebuilt_method, rebuilt_model
 
 T = TypeVar("T")
-READ = ("config", "rounds", "client_table", "head_weights", "class_table", "picture", "result", "log")  # for reports
+# What reports read.
+READ = ("config", "metrics_table", "client_table", "head_weights", "class_table", "picture", "result", "log")
 KEPT_AT = ("finished", "kept", "pre", "new_post")  # where the models that a run keeps are measured: the first found
 
 
@@ -70,9 +71,12 @@ class Run:
         return self._optional("result.json", read_object, always=False)
 
     @cached_property
-    def rounds(self) -> Mapping[int, tables.Measures]:
-        """Round -> its row of metrics.csv."""
-        return self._optional("metrics.csv", tables.read_rounds) or {}
+    def metrics_table(self) -> tables.MetricsTable:
+        return self._optional("metrics.csv", tables.read_metrics) or tables.MetricsTable()
+
+    @cached_property
+    def rounds(self) -> Mapping[int, tables.Measures]:  # round -> its row of metrics.csv
+        return self.metrics_table.rounds
 
     @cached_property
     def client_table(self) -> tables.ClientTable:
@@ -229,7 +233,9 @@ class Run:
 
     @cached_property
     def history(self) -> History:
-        metrics = self.files.read("metrics.csv")
+        metrics = self.metrics_table
+        if problem := self._missing.get("metrics.csv"):
+            raise self.files.damaged("metrics.csv", problem)
         with self.files.parsing("clients.csv"):
             return tables.read_history(metrics, self.files.read("clients.csv"), self.settings, len(self.numbers))
 
@@ -272,12 +278,10 @@ class Run:
         server = self.method.server_init(self.model, self.census)
         return client_form(self.method, self.model, server, self.shape, self.dtype)
 
-    def _optional(
-        self, name: str, reader: Callable[[bytes], T], always: bool = True, verified: bool = True
-    ) -> T | None:
+    def _optional(self, name: str, read: Callable[[bytes], T], always: bool = True, verified: bool = True) -> T | None:
         """The file as read, or None. always: every run has it. verified: it has a checksum."""
         try:
-            return reader(self.files.read(name) if verified else read_inside(self.path, name))
+            return read(self.files.read(name) if verified else read_inside(self.path, name))
         except FileNotFoundError:
             if always:
                 self._missing[name] = "is missing"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-ASKING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 SAID = "\ncoterie: stopping after this round; press Ctrl-C or send the signal again to stop at once\n"
 TOGETHER = 0.2  # seconds; `timeout` and batch schedulers send one signal twice, to a process and to its group
 
@@ -33,7 +33,7 @@ class StoppedAtOnce(KeyboardInterrupt):
 
 
 @contextmanager
-def stoppable(said: str = SAID, signals: Sequence[int] = ASKING) -> Iterator[Callable[[], int]]:
+def stoppable(said: str = SAID, signals: Sequence[int] = SIGNALS) -> Iterator[Callable[[], int]]:
     """Yield a function that returns the signal by which the process was asked to stop, or 0.
 
     said: printed when the first signal arrives. A second one raises StoppedAtOnce, wherever the program is; a third one
@@ -42,22 +42,22 @@ def stoppable(said: str = SAID, signals: Sequence[int] = ASKING) -> Iterator[Cal
     before = {number: signal.getsignal(number) for number in signals}
     here = threading.current_thread() is threading.main_thread()
     taken = [n for n, old in before.items() if here and old not in (None, signal.SIG_IGN)]  # nohup ignores SIGHUP
-    asked: list[tuple[int, float]] = []  # signal, when
+    received: list[tuple[int, float]] = []  # signal, when
 
-    def ask(number: int, _: Any) -> None:
+    def handle(number: int, _: Any) -> None:
         now = time.monotonic()
-        if not asked:
-            asked.append((number, now))
+        if not received:
+            received.append((number, now))
             say(said)
-        elif number == signal.SIGINT or now - asked[0][1] > TOGETHER:
+        elif number == signal.SIGINT or now - received[0][1] > TOGETHER:
             for each in taken:
                 signal.signal(each, before[each])
             raise StoppedAtOnce(number)
 
     for number in taken:
-        signal.signal(number, ask)
+        signal.signal(number, handle)
     try:
-        yield lambda: asked[0][0] if asked else 0
+        yield lambda: received[0][0] if received else 0
     finally:
         for number in taken:
             signal.signal(number, before[number])
@@ -68,8 +68,8 @@ def say(text: str) -> None:
     try:
         os.write(2, text.encode())  # print() could be in the middle of another line
     except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
+        null = os.open(os.devnull, os.O_WRONLY)
         for stream in (1, 2):
             if stat.S_ISCHR(os.fstat(stream).st_mode):
-                os.dup2(nowhere, stream)
-        os.close(nowhere)
+                os.dup2(null, stream)
+        os.close(null)

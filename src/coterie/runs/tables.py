@@ -24,6 +24,13 @@ CLIENT_COLUMNS = ["round", "client", "point", "split", "correct", "total", "accu
 Measures = dict[str, float]  # column of metrics.csv -> value, if it has one
 
 
+class MetricsTable(NamedTuple):
+    """metrics.csv."""
+
+    rows: Sequence[Mapping[str, str]] = ()
+    rounds: Mapping[int, Measures] = {}
+
+
 class Score(NamedTuple):
     """One client at one point of measurement."""
 
@@ -71,8 +78,8 @@ def measures(record: Round) -> dict[str, Any]:
         "bytes_down": record.bytes_down,
         **{f"seconds_{phase}": round(seconds, 4) for phase, seconds in record.seconds.items()},
     }
-    for (point, split), scores in record.scores.items():
-        summary = Summary.of(scores)._asdict()  # NaN if no client has samples: an empty cell
+    for point, split in record.scores:
+        summary = record.summary(point, split)._asdict()  # NaN if no client has samples: an empty cell
         row |= {f"{prefix(split)}{point}_{name}": round(v, 6) for name, v in summary.items() if not math.isnan(v)}
     return row
 
@@ -102,16 +109,15 @@ def rows_of(content: bytes) -> Iterator[dict[str, str]]:
     yield from (row for row in csv.DictReader(lines(content)) if None not in row and None not in row.values())
 
 
-def read_rounds(content: bytes) -> dict[int, Measures]:
-    """metrics.csv by round."""
-    rounds: dict[int, Measures] = {}
-    for row in rows_of(content):
+def read_metrics(content: bytes) -> MetricsTable:
+    rows, rounds = list(rows_of(content)), dict[int, Measures]()
+    for row in rows:
         add_row(rounds, row)
-    return rounds
+    return MetricsTable(rows, rounds)
 
 
 def add_row(rounds: dict[int, Measures], row: Mapping[str, Any]) -> None:
-    """Add a row of metrics.csv. The final step has a row of its own: its bytes and seconds count to the last round."""
+    """Add a row of metrics.csv. The row of the final step adds its bytes and seconds to those of the last round."""
     kept = rounds.setdefault(int(row["round"]), {})
     for column, text in row.items():
         value = finite(text)
@@ -151,19 +157,19 @@ def read_classes(content: bytes) -> ClassTable:
     return ClassTable(tuple(header[1:]), counts)
 
 
-def read_history(metrics: bytes, scores: bytes, settings: Settings, clients: int) -> History:
-    """The rounds as they were recorded, without the method's own reports. scores: content of clients.csv."""
+def read_history(metrics: MetricsTable, scores: bytes, settings: Settings, num_clients: int) -> History:
+    """The rounds as they were recorded, without the method's reports. scores: content of clients.csv."""
     measured: dict[tuple[int, str, str], list[dict[str, str]]] = {}
     for row in rows_of(scores):
         measured.setdefault((int(row["round"]), row["point"], row["split"]), []).append(row)
-    return History(read_round(row, measured, settings, clients) for row in rows_of(metrics))
+    return History(read_round(row, measured, settings, num_clients) for row in metrics.rows)
 
 
 def read_round(
-    row: dict[str, str],
+    row: Mapping[str, str],
     measured: Mapping[tuple[int, str, str], list[dict[str, str]]],
     settings: Settings,
-    clients: int,
+    num_clients: int,
 ) -> Round:
     number, count = int(row["round"]), int(row["participants"])
     found = [
@@ -172,10 +178,10 @@ def read_round(
         for point in POINTS
         if row.get(f"{prefix(split)}{point}_mean") and (number, point, split) in measured
     ]
-    drawn = settings.joining(clients) == count and number <= settings.rounds
+    drawn = settings.joining(num_clients) == count and number <= settings.rounds
     return Round(
         number,
-        random.participants(settings.seed, number - 1, clients, count) if drawn else torch.arange(count),
+        random.participants(settings.seed, number - 1, num_clients, count) if drawn else torch.arange(count),
         tuple(map(int, row["left_out"].split())),
         {(point, split): read_scores(measured[number, point, split]) for point, split in found},
         int(row["bytes_up"]),

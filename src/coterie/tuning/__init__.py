@@ -1,4 +1,4 @@
-"""Hyper-parameter search on a validation split; test samples have no part in it."""
+"""Hyper-parameter search on a validation split; test samples are not used."""
 
 from coterie.tuning.search import tune
 from coterie.tuning.standings import Tuned

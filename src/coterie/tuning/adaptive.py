@@ -1,8 +1,8 @@
 """Candidates proposed one at a time by Optuna's TPE from the scores so far: searches tpe and asha.
 
-The files of our trials are the only record. A resumed search asks Optuna again from the first candidate with the same
-seed and reports the recorded scores, so it makes the same proposals. Optuna's SQLite storage does not give that: it
-does not keep the state of the sampler.
+The trial files are the only record. A resumed search starts Optuna again with the same seed and replays the recorded
+scores, so it makes the same proposals. Optuna's SQLite storage cannot do this: it does not store the state of the
+sampler.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from coterie.tuning.space import Candidate, Space, Span
 if TYPE_CHECKING:
     import optuna
 
-ASKS = 100  # proposals for each wanted candidate; in a small space most repeat an earlier one
+ASKS = 100  # proposals per candidate; in a small space most repeat an earlier one
 
 
 def optuna_version() -> str:
@@ -75,7 +75,7 @@ class Adaptive(Schedule):
 
         optuna_version()
         sampler = optuna.samplers.TPESampler(seed=self.seed, n_startup_trials=max(4, self.count // 4))
-        # a stage is reported as step eta^k, where this pruner looks
+        # the pruner expects stage k to be reported as step eta^k
         halved = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=self.eta or 2)
         pruner = optuna.pruners.NopPruner() if self.eta is None else halved
         return optuna.create_study(sampler=sampler, pruner=pruner, direction="maximize")
@@ -84,8 +84,8 @@ class Adaptive(Schedule):
         before = self.recorded.get(number)
         if before is not None and json.dumps(before) != json.dumps(settings):
             raise CoterieError(
-                f"the search was begun with other libraries: candidate {number} was {before} and is now {settings}; "
-                "use the versions it was begun with, or another folder"
+                f"the search was started with other libraries: candidate {number} was {before} and is now {settings}; "
+                "use the same versions, or another folder"
             )
         self.candidates.append(settings)
 

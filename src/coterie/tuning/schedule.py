@@ -1,4 +1,4 @@
-"""Which candidate is trained for how many rounds, and when the budget is spent. Independent of what is trained."""
+"""Schedules: which candidate trains for how many rounds, within the budget. Independent of the training itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Stage(NamedTuple):
 class Job(NamedTuple):
     candidate: int
     seed: int
-    rounds: int  # counted from the first one; includes those of earlier stages
+    rounds: int  # including those of earlier stages
 
 
 class Trial(NamedTuple):
@@ -29,7 +29,7 @@ class Trial(NamedTuple):
 
     job: Job
     accuracy: float | None  # mean over clients on the validation samples, in 0..1; None: training diverged
-    reached: int  # rounds trained, counted from the first one
+    reached: int  # completed rounds, including those of earlier stages
     seconds: float  # since the stage before
     failed: str | None = None  # why
 
@@ -48,7 +48,7 @@ class BudgetSpent(Exception):
 def halving(candidates: int, rounds: int, eta: int) -> list[Stage]:
     """Successive halving: the best 1/eta of a stage train eta times longer; the last stage trains all rounds."""
     if eta < 2:
-        raise CoterieError(f"eta must be at least 2, not {eta}")
+        raise CoterieError(f"eta must be at least 2, got {eta}")
     steps = 0
     while eta ** (steps + 1) <= min(candidates, rounds):
         steps += 1
@@ -65,19 +65,19 @@ class Schedule(ABC):
         self.trials: dict[Job, Trial] = {}
         self.recorded: dict[int, Candidate] = {}  # candidates of an earlier call
         self.untried: list[Job] = []  # jobs of the stage in which the budget ended
-        self.later: list[str] = []  # what would have followed them, for people
+        self.later: list[str] = []  # description of what would have followed
 
     def know(self, trials: Iterable[Trial], candidates: Mapping[int, Candidate] = MappingProxyType({})) -> None:
-        """Add trials of an earlier, interrupted call, and their candidates."""
+        """Add the trials of an interrupted search, and their candidates."""
         self.trials |= {trial.job: trial for trial in trials}
         self.recorded |= candidates
 
     @abstractmethod
     def run(self, train: Callable[[Job], Trial], dropped: Callable[[int], None] = lambda candidate: None) -> None:
-        """Do all jobs. train: does one, or raises BudgetSpent. dropped: called when a candidate will not continue."""
+        """Run all jobs. train: runs one, or raises BudgetSpent. dropped: called when a candidate will not continue."""
 
     def train(self, candidate: int, rounds: int, train: Callable[[Job], Trial]) -> None:
-        """All seeds of a candidate, unless it has failed. Raises BudgetSpent."""
+        """Train all seeds of a candidate, unless it has failed. Raises BudgetSpent."""
         for seed in self.seeds:
             job = Job(candidate, seed, rounds)
             if job in self.trials or self.failed(candidate):
@@ -97,7 +97,7 @@ class Schedule(ABC):
         return self.budget.rounds is None or sum(reached.values()) + cost <= self.budget.rounds
 
     def late(self, seconds: float) -> bool:
-        """Whether the time is up, this many seconds into a trial."""
+        """Whether the time budget is spent, given the seconds of the current trial."""
         spent = sum(trial.seconds for trial in self.trials.values()) + seconds
         return self.budget.seconds is not None and spent >= self.budget.seconds
 
@@ -125,7 +125,7 @@ class Schedule(ABC):
 
 
 class Stages(Schedule):
-    """Candidates that are known in advance, through one stage (grid, random) or several (halving)."""
+    """A fixed list of candidates, in one stage (grid, random) or several (halving)."""
 
     def run(self, train: Callable[[Job], Trial], dropped: Callable[[int], None] = lambda candidate: None) -> None:
         active = list(range(self.stages[0].candidates))

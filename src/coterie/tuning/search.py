@@ -23,7 +23,7 @@ from coterie.data.gather import folded
 from coterie.federation.history import POINTS
 from coterie.methods import VARIANTS, described
 from coterie.runs.checkpoint_files import checksum
-from coterie.runs.disk import check_tree, lock, read_inside, whole
+from coterie.runs.disk import check_tree, lock, read_inside, whole, writing
 from coterie.runs.finding import discard_unstarted, is_complete, new_folder, open_run
 from coterie.runs.matching import dotted, same
 from coterie.runs.stopping import Stopped, stoppable
@@ -31,7 +31,7 @@ from coterie.tuning.adaptive import Adaptive, optuna_version
 from coterie.tuning.schedule import Job, Schedule, SearchBudget, Stage, Stages, Trial, halving
 from coterie.tuning.space import ADAPTIVE, TRIALS, Candidate, candidates, check_search, corners, read_space, shown
 from coterie.tuning.standings import Standing, Tuned, ranked, untried
-from coterie.tuning.trials import SearchTask, Trials, Watching, train, without_test, writing
+from coterie.tuning.trials import SearchTask, Trials, Watching, train, without_test
 
 VALIDATION = 0.2  # share of each client's training samples
 
@@ -105,7 +105,7 @@ def tune(
         schedule = Stages(tried, halving(len(tried), task.rounds, eta) if search == "halving" else stages, *limits)
     question = about(task, first) | {"over": space, "search": search, "trials": trials, "search seed": search_seed}
     question |= {"eta": eta, "seed": first, "seeds": seeds, "validation": validation}
-    question |= {"optuna": optuna_version()} if search in ADAPTIVE else {}  # proposals are those of a version
+    question |= {"optuna": optuna_version()} if search in ADAPTIVE else {}  # proposals depend on the version
     folder = Path(out) if out is not None else new_folder(f"{named(task)}-{data.name}-tuned")
     with begun(folder, question, config or {}):
         kept = Trials(folder)
@@ -118,12 +118,11 @@ def tune(
             test = last_run(task, best.settings, place, data, first, watching, config or {}) if final else None
         except KeyboardInterrupt as stop:
             again = f"`coterie tune --resume {folder}`" if config else f"coterie.tune with out='{folder}'"
-            said = f"stopped; {again} resumes it"
-            raise Stopped(said, getattr(stop, "signal", signal.SIGINT)) from None
+            raise Stopped(f"stopped; {again} resumes it", getattr(stop, "signal", signal.SIGINT)) from None
         share = validation if data.validation is None else None
         left = untried(schedule)
         tuned = Tuned(
-            task.title, data.name, data.clients, task.point, share, schedule.seeds, standings, left, folder, test
+            task.title, data.name, data.num_clients, task.point, share, schedule.seeds, standings, left, folder, test
         )
         write(folder / "tuned.json", tuned.told())
     return tuned
@@ -140,7 +139,7 @@ def make_task(
     model_args: Mapping[str, Any],
 ) -> SearchTask:
     named = method_name(method) if isinstance(method, str) else method
-    made, federation, _, usual_model = choose(named, protocol, About(data.name, data.shape, data.clients), settings)
+    made, federation, _, usual_model = choose(named, protocol, About(data.name, data.shape, data.num_clients), settings)
     title = VARIANTS[named][2] if isinstance(named, str) and named in VARIANTS else made.title
     point = made.results.get(title) or next(iter(made.results.values()))
     network = model if model is not None else usual_model
@@ -174,7 +173,7 @@ def budget(rounds: int | None, minutes: float | None) -> SearchBudget:
 
 
 def about(task: SearchTask, seed: int) -> dict[str, Any]:
-    """What the scores of a search depend on, next to the searched settings."""
+    """Everything that the scores of a search depend on, besides the searched settings."""
     return {
         "method": task.method if isinstance(task.method, str) else described(task.method),
         "protocol": task.protocol,
@@ -194,17 +193,17 @@ def named(task: SearchTask) -> str:
 def begun(folder: Path, question: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[None]:
     """Create or check the folder of a search, and lock it."""
     path = folder / "search.json"
-    asked = {name: json.dumps(value, default=str) for name, value in dotted(question)}
+    current = {name: json.dumps(value, default=str) for name, value in dotted(question)}
     if folder.is_dir():
         check_tree(folder)
     if path.exists():
-        same(read_search(folder)["question"], asked, "search")
+        same(read_search(folder)["question"], current, "search")
     elif folder.exists() and any(folder.iterdir()):
         raise CoterieError(f"{folder} exists and is not the folder of a search; choose another --out")
     else:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        write(path, {"question": asked, **config})
+        write(path, {"question": current, **config})
     with lock(path):
         yield
 
@@ -212,14 +211,14 @@ def begun(folder: Path, question: Mapping[str, Any], config: Mapping[str, Any]) 
 def read_search(folder: Path) -> dict[str, Any]:
     """search.json of a folder: the question, and the command."""
     try:
-        told = json.loads(read_inside(folder, "search.json"))
+        content: Any = json.loads(read_inside(folder, "search.json"))
     except FileNotFoundError:
         raise CoterieError(f"{folder} is not the folder of a search: it has no search.json") from None
     except (OSError, ValueError) as error:
         raise CoterieError(f"cannot read {folder / 'search.json'}: {error}") from None
-    if not isinstance(told, dict) or not isinstance(told.get("question"), dict):
+    if not isinstance(content, dict) or not isinstance(content.get("question"), dict):
         raise CoterieError(f"{folder / 'search.json'} is damaged: it has no question")
-    return told
+    return content
 
 
 def write(path: Path, content: Mapping[str, Any]) -> None:
@@ -229,13 +228,13 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
 
 def do_trials(schedule: Schedule, task: SearchTask, kept: Trials, watching: Watching) -> None:
     """Run the trials that are not done yet."""
-    with stoppable() as asked:
+    with stoppable() as stop_signal:
 
         def work(job: Job) -> Trial:
-            if stop := asked():
+            if stop := stop_signal():
                 raise Stopped(by=stop)
             since, settings = schedule.reached().get((job.candidate, job.seed), 0), schedule.candidates[job.candidate]
-            trial = train(task, settings, job, since, kept.checkpoint(job), watching, asked, schedule.late)
+            trial = train(task, settings, job, since, kept.checkpoint(job), watching, stop_signal, schedule.late)
             kept.add(trial, settings)
             if trial.failed or job.rounds == task.rounds:
                 kept.forget(job.candidate, job.seed)
@@ -244,7 +243,7 @@ def do_trials(schedule: Schedule, task: SearchTask, kept: Trials, watching: Watc
             return trial
 
         schedule.run(work, kept.forget)
-        if stop := asked():
+        if stop := stop_signal():
             raise Stopped(by=stop)
 
 
@@ -266,15 +265,15 @@ def last_run(
     watching: Watching,
     config: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Train the best setting on all training samples and measure it on the test samples; no choice follows."""
+    """Train the best setting on all training samples and measure it once on the test samples."""
     if not is_complete(out):
         discard_unstarted(out)
-        told = {"command": {**config["command"], **best, "seed": seed}} if "command" in config else {}
+        command = {"command": {**config["command"], **best, "seed": seed}} if "command" in config else {}
         with watching(f"{task.title} {shown(best)}, all training samples", task.rounds) as watch:
             try:
                 execute(
                     task.method, folded(data), task.model, backend=task.how, out=out, resume=out.exists(), watch=watch,
-                    head=task.head, model_args=task.model_args, protocol=task.protocol, config=told,
+                    head=task.head, model_args=task.model_args, protocol=task.protocol, config=command,
                     **{**task.settings, **best, "seed": seed},
                 )  # fmt: skip
             except CoterieError as error:

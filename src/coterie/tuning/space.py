@@ -14,25 +14,25 @@ from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 from coterie.core.errors import CoterieError, unknown
-from coterie.core.optimizers import Sgd
+from coterie.core.training import LocalTraining
 from coterie.federation import Settings
 
 Candidate = dict[str, Any]  # setting -> value
 SEARCHES = ("grid", "random", "halving", "tpe", "asha")
 ADAPTIVE = ("tpe", "asha")  # candidates depend on the scores of those before
-TRIALS = 16  # default number of drawn candidates
-DIGITS = 4  # significant digits of drawn numbers, so that what is shown is what was tried
+TRIALS = 16  # default number of random candidates
+DIGITS = 4  # significant digits of random numbers, so that the number shown is the one tried
 NOT_SEARCHED = {
     "rounds": "set the rounds of a full training with --rounds",
     "seed": "the best seed is luck; --seeds takes the mean over several",
     "evaluate_every": "it does not change training",
-    "new_clients": "it changes which clients are measured",
+    "new_clients": "it changes the clients that are measured",
 }
 WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
 class Span(NamedTuple):
-    """A closed range, uniform over whole numbers, log-uniform over others."""
+    """A closed range: uniform over whole numbers, log-uniform otherwise."""
 
     low: float
     high: float
@@ -45,7 +45,7 @@ class Span(NamedTuple):
         return self.rounded(self.low * (self.high / self.low) ** share)
 
     def rounded(self, drawn: float) -> float:
-        """To a few digits, within the range."""
+        """Round to DIGITS, within the range."""
         return int(drawn) if self.whole else min(max(float(f"{drawn:.{DIGITS}g}"), self.low), self.high)
 
 
@@ -54,7 +54,7 @@ Space = dict[str, list[Any] | Span]
 
 def searchable(method: type) -> dict[str, Any]:
     """Setting -> type, of the federation, local training and the method."""
-    kinds = {part: typing.get_type_hints(part) for part in (Settings, Sgd, method)}
+    kinds = {part: typing.get_type_hints(part) for part in (Settings, LocalTraining, method)}
     return {f.name: kinds[part][f.name] for part in kinds for f in fields(part) if f.name != "train"}
 
 
@@ -136,12 +136,12 @@ def plain(kind: Any) -> tuple[Any, bool]:
 
 
 def wrong(name: str, kind: type, value: Any) -> CoterieError:
-    said = {bool: "true or false", int: "a whole number", float: "a finite number"}.get(kind, f"a {kind.__name__}")
-    return CoterieError(f"{name} must be {said}, got {value!r}")
+    words = {bool: "true or false", int: "a whole number", float: "a finite number"}.get(kind, f"a {kind.__name__}")
+    return CoterieError(f"{name} must be {words}, got {value!r}")
 
 
 def candidates(space: Space, search: str, trials: int | None, seed: int) -> list[Candidate]:
-    """All combinations of a grid; drawn ones for a random search, or for halving with ranges or a number of trials."""
+    """All combinations for a grid; random ones for a random search, or for halving with ranges or a given `trials`."""
     ranges = [name for name, values in space.items() if isinstance(values, Span)]
     if search == "grid" and ranges:
         raise CoterieError(f"{ranges[0]} is a range; list its values for a grid, or use --search random")
@@ -160,7 +160,7 @@ def check_search(search: str, trials: int | None) -> None:
 
 
 def corners(space: Space) -> list[Candidate]:
-    """Candidates that show what is wrong with a space: the ends of all ranges, each listed value."""
+    """Candidates to check a space with: the ends of all ranges, and each listed value."""
     ends = {name: [v.low, v.high] if isinstance(v, Span) else v for name, v in space.items()}
     first = {name: values[0] for name, values in ends.items()}
     return [{**first, name: value} for name, values in ends.items() for value in values]
@@ -193,7 +193,7 @@ def shown(candidate: Candidate) -> str:
 
 
 def word(value: Any) -> str:
-    """A value as it is typed."""
+    """A value as on the command line."""
     if isinstance(value, tuple):
         return ",".join(":".join(map(str, pair)) for pair in value)
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)

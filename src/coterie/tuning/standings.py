@@ -1,4 +1,4 @@
-"""The outcome of a search: ranked candidates, what was not tried, and the final test."""
+"""The outcome of a search: ranked candidates, candidates that were not tried, and the final test."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Tuned:
         )
 
     def last_words(self) -> list[str]:
-        """Notes below the table: what failed, what was not tried, and the test."""
+        """Notes below the table: failed settings, settings that were not tried, and the test."""
         lines = [f"{shown(s.settings)} failed: {s.failed}" for s in self.standings if s.failed]
         if self.untried:
             lines.append(f"The budget ended the search. Not tried: {'; '.join(self.untried)}")
@@ -113,7 +113,7 @@ def cell(standing: Standing) -> str:
 
 
 def ranked(schedule: Schedule) -> list[Standing]:
-    """By rounds trained, then by accuracy; without candidates that were not measured with all seeds."""
+    """Candidates by rounds trained, then by accuracy; only those measured with all seeds, or failed."""
     found = [standing(schedule, number, settings) for number, settings in enumerate(schedule.candidates)]
     return sorted((s for s in found if s is not None), key=order)
 
@@ -136,8 +136,8 @@ def standing(schedule: Schedule, number: int, settings: Candidate) -> Standing |
 
 def untried(schedule: Schedule) -> list[str]:
     many = len(schedule.seeds) > 1
-    said = [
+    jobs = [
         f"{shown(schedule.candidates[job.candidate])}{f', seed {job.seed}' if many else ''} ({job.rounds} rounds)"
         for job in schedule.untried
     ]
-    return said + schedule.later
+    return jobs + schedule.later

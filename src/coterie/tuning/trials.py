@@ -1,4 +1,4 @@
-"""Trials on disk, and the training of one: from its checkpoint on, on data without test samples."""
+"""Trials on disk, and the training of one, resumed from its checkpoint, on data without test samples."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from coterie.execution import LocalBackend
 from coterie.federation import History, Round, Safety, Settings, federate
 from coterie.federation.newcomers import keep_out
 from coterie.runs.checkpoint import Checkpoints
-from coterie.runs.disk import read_inside, whole
+from coterie.runs.disk import read_inside, whole, writing
 from coterie.runs.stopping import Stopped
 from coterie.tuning.schedule import BudgetSpent, Job, Trial
 from coterie.tuning.space import Candidate, shown
@@ -53,9 +53,9 @@ class SearchTask:
     def chosen(self, candidate: Candidate) -> tuple[AnyMethod, Settings, Safety]:
         """The method and how it is run, with the settings of a candidate."""
         settings = {**self.settings, **candidate}
-        return choose(self.method, self.protocol, About(self.data.name, self.data.shape, self.data.clients), settings)[
-            :3
-        ]
+        return choose(
+            self.method, self.protocol, About(self.data.name, self.data.shape, self.data.num_clients), settings
+        )[:3]
 
     def network(self, seed: int) -> Model:
         if isinstance(self.model, Model):
@@ -77,33 +77,33 @@ def without_test(data: FederatedData, share: float, new_clients: float | str, se
 
 
 class Trials:
-    """The folder of a search: a small file per trial, and checkpoints of trials that may continue."""
+    """The folder of a search: one small file per trial, and checkpoints of unfinished trials."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.checkpoints = folder / "trials", folder / "checkpoints"
         self.settings: dict[int, Candidate] = {}  # of the candidates of loaded trials
 
     def load(self) -> list[Trial]:
-        """Trials of an earlier call."""
+        """Read the trials of an interrupted search."""
         with writing(self.folder):
             for path in (self.folder, self.checkpoints):
                 path.mkdir(exist_ok=True)
         found = []
         for path in sorted(self.folder.glob("*.json")):
             try:
-                told = json.loads(read_inside(self.folder, path.name))
-                found.append(Trial(Job(*told["job"]), *(told[name] for name in Trial._fields[1:])))
-                self.settings[found[-1].job.candidate] = told["settings"]
+                stored = json.loads(read_inside(self.folder, path.name))
+                found.append(Trial(Job(*stored["job"]), *(stored[name] for name in Trial._fields[1:])))
+                self.settings[found[-1].job.candidate] = stored["settings"]
             except (OSError, ValueError, KeyError, TypeError):
                 log.warning("%s cannot be read; running its trial again", path)
         return found
 
     def add(self, trial: Trial, settings: Candidate) -> None:
-        """Written atomically."""
+        """Write a trial atomically."""
         path = self.folder / f"{trial.job.candidate:04}-seed{trial.job.seed}-rounds{trial.job.rounds}.json"
-        told = {"settings": settings, **trial._asdict()}
+        content = {"settings": settings, **trial._asdict()}
         with writing(self.folder), whole(path) as part:
-            part.write_text(json.dumps(told) + "\n", encoding="utf-8")
+            part.write_text(json.dumps(content) + "\n", encoding="utf-8")
 
     def checkpoint(self, job: Job) -> Path:
         """Shared by all stages of a candidate."""
@@ -115,15 +115,6 @@ class Trials:
             shutil.rmtree(path, ignore_errors=True)
 
 
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn errors of the disk into `CoterieError`."""
-    try:
-        yield
-    except OSError as error:
-        raise CoterieError(f"cannot write to {path}: {error.strerror}") from None
-
-
 def train(
     task: SearchTask,
     candidate: Candidate,
@@ -131,13 +122,13 @@ def train(
     since: int,
     checkpoint: Path,
     watching: Watching,
-    asked: Callable[[], int],
+    stop_signal: Callable[[], int],
     late: Callable[[float], bool],
 ) -> Trial:
-    """One trial, from its checkpoint on if there is one.
+    """Run one trial, from its checkpoint if there is one.
 
-    since: rounds of earlier trials of this candidate. asked: the signal that asked to stop after this round, or 0.
-    late: whether the time is up, this many seconds into the trial.
+    since: rounds of earlier trials of this candidate. stop_signal: returns the signal that requested a stop after this
+    round, or 0. late: whether the time budget is spent, given the seconds of this trial.
     """
     method, settings, safety = task.chosen(candidate)
     settings, start = replace(settings, seed=job.seed, rounds=job.rounds), time.monotonic()
@@ -152,7 +143,7 @@ def train(
             return server, History()
         server, history = checkpoints.restore(server)
         reached = len(history)
-        earlier = sum(sum(record.seconds.values()) for record in history[since:])  # before it was stopped
+        earlier = sum(sum(record.seconds.values()) for record in history[since:])  # before the interruption
         return server, history
 
     def seconds() -> float:
@@ -161,7 +152,7 @@ def train(
     def between(server: Any, history: History) -> None:
         nonlocal reached
         reached = len(history)
-        stop, over = asked(), reached < job.rounds and late(seconds())
+        stop, over = stop_signal(), reached < job.rounds and late(seconds())
         checkpoints.after(server, history, now=stop > 0 or over or reached == job.rounds)
         if stop:
             raise Stopped(by=stop)
@@ -187,7 +178,7 @@ def train(
 
 
 def last(history: History, point: str) -> float:
-    """The accuracy after the last round, where all methods are measured."""
+    """The accuracy after the last round."""
     accuracy = history.curve(point)[-1][1]
     if math.isnan(accuracy):
         raise CoterieError(
@@ -198,7 +189,7 @@ def last(history: History, point: str) -> float:
 
 
 def usable(checkpoint: Path, rounds: int) -> bool:
-    """Whether there is a checkpoint that is not of a later round; those of lost trial files are."""
+    """Whether there is a checkpoint that is not past this round; deletes one that is, left by a lost trial file."""
     names = [path.stem for path in checkpoint.glob("server-*.safetensors")]
     if any(int(name.removeprefix("server-")) > rounds for name in names):
         shutil.rmtree(checkpoint)
@@ -207,5 +198,5 @@ def usable(checkpoint: Path, rounds: int) -> bool:
 
 
 def config(clients: LocalBackend, settings: Settings, task: SearchTask) -> dict[str, Any]:
-    """What a checkpoint must agree with; the same for all stages, because later rounds do not change earlier ones."""
+    """The configuration that a checkpoint must match; the same for all stages."""
     return describe(clients, None, replace(settings, rounds=task.rounds), {"execution": asdict(task.how)})

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from coterie.core import random, tree
 from coterie.core.data import FederatedData
-from coterie.core.optimizers import Sgd
+from coterie.core.training import LocalTraining
 from coterie.execution import Looped, Turn
 from coterie.execution.requests import keys, send
 from coterie.methods.fedpac.method import FedPAC, Server, Up
@@ -25,7 +25,9 @@ SEED = 5
 
 
 def fedpac(**changes: Any) -> FedPAC:
-    return FedPAC(train=Sgd(local_epochs=3, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-3), **changes)
+    return FedPAC(
+        train=LocalTraining(local_epochs=3, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-3), **changes
+    )
 
 
 def encoder() -> nn.Sequential:
@@ -47,7 +49,7 @@ class Plain:
         self.weights: list[list[float]] = []
 
     def round(self, number: int) -> None:
-        clients = range(self.data.clients)
+        clients = range(self.data.num_clients)
         ups = [self.client(i, number) for i in clients]
         samples = self.data.train.sizes
         self.encoder.load_state_dict(
@@ -158,7 +160,7 @@ def federation(data: FederatedData, method: FedPAC, rounds: int) -> Server:
     clients = Looped(method, toy.model(), data, SEED, processes=1)
     server = method.server_init(clients.model, clients.census)
     clients.join({})
-    everyone = torch.arange(data.clients)
+    everyone = torch.arange(data.num_clients)
     for number in range(rounds):
         answers = clients.train(everyone, send(method, server, everyone), Turn(number))
         server = method.server_receive(server, answers.clients, answers.ups)

@@ -13,14 +13,14 @@ from coterie.core import random
 from coterie.core.batch import Data
 from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
-from coterie.core.optimizers import Sgd
+from coterie.core.training import LocalTraining
 from coterie.execution import Looped, Turn
 from coterie.execution.requests import keys
 from coterie.methods.fedreg.method import Down, FedReG, Server, State, Up
 from coterie.methods.fedreg.rebalance import rebalance, rebalanced_data
 from tests import plain, toy
 
-SGD = Sgd(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-2)
+SGD = LocalTraining(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-2)
 
 
 class Plain:

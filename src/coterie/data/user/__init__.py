@@ -1,4 +1,4 @@
-"""Data of one's own: read in many forms, checked, and made a dataset."""
+"""Read and check users' data in many formats."""
 
 from coterie.data.user.by_name import Table, read_table_by
 from coterie.data.user.check import Report, check, lines

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,14 +23,15 @@ from coterie.data.user.reading import (
     by_client,
     entries,
     readable,
+    rows_in,
     whole_labels,
 )
 
 
 def read_npz(path: Path, reading: Reading, notes: Notes) -> Found:
-    """x, y, client; or each of them twice, as train_x and test_x (or x_train and x_test).
+    """Read arrays x, y and client; or one of each per split, as train_x and test_x (or x_train and x_test).
 
-    Also group (what stays together), classes (their names) and columns (names of the features).
+    Optional arrays: group (samples that stay together), classes (their names) and columns (names of the features).
     """
     reading.refuse_columns(path, "an .npz file, which has arrays x, y, client and group")
     content = load_npz(path, notes)
@@ -51,7 +51,7 @@ def read_npz(path: Path, reading: Reading, notes: Notes) -> Found:
     }
     unused = [name for name in content if name not in known]
     if unused:
-        notes.done.append(f"arrays that are not used: {', '.join(unused[:12])}; used are {', '.join(kinds)}")
+        notes.done.append(f"unused arrays: {', '.join(unused[:12])}; used names: {', '.join(kinds)}")
     return Found("one .npz file", parts, names_in(content, "classes"), columns_in(content, parts, path))
 
 
@@ -74,7 +74,7 @@ def samples(path: Path, arrays: dict[str, Array | None], split: str | None, note
             continue
         if values is None:
             raise CoterieError(
-                f"{path}: there is no array '{name}'{of}. Needed: x (samples), y (labels) and client (whose each is); "
+                f"{path}: array '{name}'{of} is missing. Needed: x (samples), y (labels) and client (of each sample); "
                 "or train_x, train_y, train_client, test_x, test_y, test_client"
             )
         found[name] = values
@@ -83,11 +83,8 @@ def samples(path: Path, arrays: dict[str, Array | None], split: str | None, note
     one_axis = [values for values in (client, group) if values is not None]
     if x.ndim == 0 or len(y.shape[:1]) != 1 or len(y) != len(x) or any(v.shape != (len(x),) for v in one_axis):
         shapes = ", ".join(f"{name} {values.shape}" for name, values in found.items())
-        raise CoterieError(f"{path}: {', '.join(found)}{of} must be equally long, all but x of one axis: {shapes}")
-
-    def place(i: int) -> str:
-        return f"{path}{of}, row {i}"
-
+        raise CoterieError(f"{path}: {', '.join(found)}{of} must be equally long, all but x with 1 axis; got {shapes}")
+    place = rows_in(f"{path}{of}")
     names = None if group is None else as_names(group, place)
     return by_client(x, whole_labels(y, notes, place), client, split, place, names)
 
@@ -99,15 +96,15 @@ def load_npz(path: Path, notes: Notes) -> dict[str, Array]:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             content = {name: values for name, values in file.items() if isinstance(values, np.ndarray)}
         for name, values in content.items():
-            if values.size and not values.dtype.itemsize:  # any number of them fits into a few bytes
+            if values.size and not values.dtype.itemsize:  # a tiny file can claim any number of them
                 raise CoterieError(f"{path}: the array '{name}' holds {values.size:,} empty values")
         return content
     except CoterieError:
         raise
-    except Exception as error:  # a damaged file can fail in any way
+    except Exception as error:  # a damaged file can raise anything
         if "allow_pickle" in str(error):
-            raise CoterieError(f"{path}: holds Python objects, which are not read; store plain arrays") from None
-        raise CoterieError(f"{path}: not an .npz file, or a damaged one ({error})") from None
+            raise CoterieError(f"{path}: holds Python objects, which are not loaded; store plain arrays") from None
+        raise CoterieError(f"{path}: not a valid .npz file ({error})") from None
 
 
 # PFLlib
@@ -118,8 +115,8 @@ def is_pfllib(folder: Path) -> bool:
 
 
 def read_pfllib(folder: Path, reading: Reading, notes: Notes) -> Found:
-    """config.json, train/0.npz, test/0.npz, ...: each a pickled dictionary of x and y, which is not run but parsed."""
-    reading.refuse_columns(folder, "PFLlib's folders")
+    """Read config.json, train/0.npz, test/0.npz, ...: pickled dictionaries of x and y, parsed without running them."""
+    reading.refuse_columns(folder, "PFLlib folders")
     classes = _class_count(folder / "config.json")
     parts = []
     for split in ("train", "test"):
@@ -131,22 +128,18 @@ def read_pfllib(folder: Path, reading: Reading, notes: Notes) -> Found:
             except CoterieError as error:
                 notes.wrong(UNREADABLE, str(error))
     names = tuple(map(str, range(classes))) if classes else None
-    return Found("PFLlib's folders", parts, names)
+    return Found("PFLlib folders", parts, names)
 
 
 def _client(path: Path, split: str, notes: Notes) -> Part:
     content = read_pickled_dict(path, notes)
     x, y = content.get("x"), content.get("y")
     if x is None or y is None:
-        raise CoterieError(f"{path}: there is no array 'x' or no array 'y' in it; is it a dataset of text?")
+        raise CoterieError(f"{path}: array 'x' or 'y' is missing; is this a text dataset?")
     if x.ndim == 0 or y.ndim == 0 or len(y) != len(x):
-        raise CoterieError(f"{path}: x of shape {x.shape} does not go with y of shape {y.shape}")
-    place = rows_of(path)
+        raise CoterieError(f"{path}: x of shape {x.shape} does not match y of shape {y.shape}")
+    place = rows_in(path)
     return Part(readable(path.stem), split, x, whole_labels(y, notes, place), place)
-
-
-def rows_of(path: Path) -> Callable[[int], str]:
-    return lambda i: f"{path}, row {i}"
 
 
 def _class_count(path: Path) -> int | None:
@@ -158,5 +151,5 @@ def _class_count(path: Path) -> int | None:
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise CoterieError(f"{path}: cannot be read ({error})") from None
     if count is not None and not (isinstance(count, int) and 0 < count <= 10_000):
-        raise CoterieError(f"{path}: num_classes is {count}; it must be a number from 1 to 10,000")
+        raise CoterieError(f"{path}: num_classes must be an integer from 1 to 10,000, got {count}")
     return count

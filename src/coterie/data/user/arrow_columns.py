@@ -1,4 +1,4 @@
-"""Arrow tables and Parquet files. Each distinct text is kept once: many rows may share a long text."""
+"""Arrow tables and Parquet files. Each distinct text is stored once, since many rows may share a long text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from coterie.core.errors import CoterieError
 from coterie.data.user.bounds import Unusable, check_width, decoded_size
 from coterie.data.user.frames import Columns, Frame, code, narrow
-from coterie.data.user.reading import MISSING, ONE_LABEL, OUT_OF_RANGE, Array, Notes, as_text, whole_labels
+from coterie.data.user.reading import MISSING, ONE_LABEL, OUT_OF_RANGE, Array, Notes, as_text, rows_in, whole_labels
 
 
 def parquet_names(path: Path) -> list[str]:
@@ -25,7 +25,7 @@ def read_parquet(path: Path, columns: Columns, notes: Notes) -> Frame:
     notes.need(decoded_size(file.metadata), path)
     try:
         table = file.read()
-    except Exception as error:  # a damaged file can fail in any way
+    except Exception as error:  # a damaged file can raise anything
         raise Unusable(f"damaged ({error})") from None
     return frame_of(table, columns, notes, str(path))
 
@@ -39,11 +39,11 @@ def _parquet(path: Path) -> Any:
         texts = [field.name for field in parquet.read_schema(path) if is_text(field.type)]
         return parquet.ParquetFile(path, read_dictionary=texts)
     except Exception as error:
-        raise Unusable(f"not a Parquet file, or a damaged one ({error})") from None
+        raise Unusable(f"not a valid Parquet file ({error})") from None
 
 
 def frame_of(table: Any, columns: Columns, notes: Notes, where: str) -> Frame:
-    """From an Arrow table."""
+    """Convert an Arrow table. where: file or folder, for error messages."""
     texts: dict[int, list[str]] = {}
     x = np.empty((len(table), len(columns.features)), np.float32)
     for i, name in enumerate(columns.features):
@@ -53,7 +53,7 @@ def frame_of(table: Any, columns: Columns, notes: Notes, where: str) -> Frame:
         return None if name is None else spread(*distinct(table.column(name), where), notes, where)
 
     y = None if columns.label is None else arrow_labels(table.column(columns.label), notes, where)
-    return Frame(x, texts, y, named(columns.client), named(columns.group), lambda i: f"{where}, row {i}")
+    return Frame(x, texts, y, named(columns.client), named(columns.group), rows_in(where))
 
 
 def _feature(column: Any, at: int, name: str, where: str, notes: Notes, texts: dict[int, list[str]]) -> Array:
@@ -85,9 +85,6 @@ def as_str(value: Any) -> str:
 
 
 def arrow_labels(column: Any, notes: Notes, where: str) -> Array:
-    def place(i: int) -> str:
-        return f"{where}, row {i}"
-
     values, at = distinct(column, where)
     if any(isinstance(value, str) for value in values):
         return spread(values, at, notes, where)
@@ -95,7 +92,7 @@ def arrow_labels(column: Any, notes: Notes, where: str) -> Array:
         if all(isinstance(value, (int, type(None))) for value in values):
             return np.array([MISSING if value is None else int(value) for value in values], np.int64)[at]
         known = np.array([np.nan if v is None else float(v) for v in values], np.float64)
-        return whole_labels(known[at], notes, place)
+        return whole_labels(known[at], notes, rows_in(where))
     except (TypeError, ValueError, OverflowError):
         notes.wrong(OUT_OF_RANGE, f"{where}: labels of type {column.type}")
         return np.full(len(column), MISSING, np.int64)
@@ -108,7 +105,7 @@ def is_text(kind: Any) -> bool:
 
 
 def distinct(column: Any, where: str) -> tuple[list[Any], Array]:
-    """The values of an Arrow column, None the last of them, and (n,) which one each row has."""
+    """The distinct values of an Arrow column, None last, and (n,) the index of each row's value."""
     import pyarrow as arrow
 
     try:
@@ -117,7 +114,7 @@ def distinct(column: Any, where: str) -> tuple[list[Any], Array]:
         chunk = chunk if isinstance(chunk, arrow.Array) else arrow.concat_arrays(chunk.chunks)
     except (arrow.ArrowInvalid, arrow.ArrowNotImplementedError, ValueError):
         raise CoterieError(
-            f"{where}: a column of type '{column.type}' cannot hold labels or names of clients. {ONE_LABEL}"
+            f"{where}: a column of type '{column.type}' cannot hold labels or client names. {ONE_LABEL}"
         ) from None
     values = [*chunk.dictionary.to_pylist(), None]
     return values, np.asarray(chunk.indices.cast("int64").fill_null(len(values) - 1))

@@ -1,4 +1,4 @@
-"""What a table may take of time and memory, checked before it is read."""
+"""Limits on the size of tables, checked before they are read."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from coterie.core.errors import CoterieError
 
 MOST_COLUMNS = 200_000
 MOST_LETTERS = 2**24  # in one row of a CSV file
-MOST_JSON = 2**26  # bytes of a JSON file beside the data
-DICTIONARY_BATCH = 2  # Arrow's number for that kind of message
+MOST_JSON = 2**26  # bytes in a JSON file with metadata
+DICTIONARY_BATCH = 2  # Arrow's message type
 
 
 class Unusable(Exception):
@@ -20,10 +20,10 @@ class Unusable(Exception):
 
 
 class Bounded:
-    """The lines of a file, as long as those of one row do not take too much memory."""
+    """Iterate over the lines of a file, with a limit on the characters in one row."""
 
     def __init__(self, file: TextIO) -> None:
-        self.file, self.letters = file, 0  # read since the row before
+        self.file, self.letters = file, 0  # in the current row
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -44,23 +44,23 @@ def check_width(columns: int) -> None:
 
 
 def small_text(path: Path) -> str:
-    """The text of a small file."""
+    """Read a text file of limited size."""
     with path.open("rb") as file:
         content = file.read(MOST_JSON + 1)
     if len(content) > MOST_JSON:
-        raise CoterieError(f"{path}: more than {MOST_JSON // 2**20} MiB; that is not what it should hold")
+        raise CoterieError(f"{path}: larger than {MOST_JSON // 2**20} MiB, the limit for metadata")
     return content.decode()
 
 
 def decoded_size(metadata: Any) -> int:
     """Bytes of a Parquet file's columns in memory, from its footer.
 
-    A few bytes of the file may stand for millions of equal values. Texts stay dictionary-encoded.
+    A few bytes in the file can encode millions of equal values. Text stays dictionary-encoded.
     """
     groups, columns = metadata.num_row_groups, metadata.num_columns
     chunks = [metadata.row_group(g).column(c) for g in range(groups) for c in range(columns)]
     for chunk in chunks:
-        if "DELTA_BYTE_ARRAY" in chunk.encodings:  # each text as a change of the one before: no bound on their size
+        if "DELTA_BYTE_ARRAY" in chunk.encodings:  # stores differences between texts: no bound on their size
             raise Unusable(f"column '{chunk.path_in_schema}' has the encoding DELTA_BYTE_ARRAY; write it as PLAIN")
     values = sum(max(8 * chunk.num_values, chunk.total_uncompressed_size) for chunk in chunks)
     return int(max(values, 8 * metadata.num_rows * columns))
@@ -70,7 +70,7 @@ def is_compressed(message: bytes) -> bool:
     """Whether the buffers of an Arrow message are compressed; message: its metadata, a flatbuffer."""
 
     def field(table: int, number: int) -> int | None:
-        """Where a field of a table stands; None if it is not set."""
+        """The position of a field of a table; None if it is not set."""
         vtable = table - struct.unpack_from("<i", message, table)[0]
         place = 4 + 2 * number
         if place >= struct.unpack_from("<H", message, vtable)[0]:

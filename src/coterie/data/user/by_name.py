@@ -1,4 +1,4 @@
-"""A table read by the names of columns that are known already: those that a model was trained with."""
+"""Read a table by the column names that a model was trained with."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from coterie.data.user.frames import NOTHING, Columns, Frame, number
 from coterie.data.user.reading import LABELS, Array, Notes
 from coterie.data.user.tables import KINDS, is_csv
 
-Asked = tuple[str | None, str | None]  # columns of the label and of the group that the user names
+Named = tuple[str | None, str | None]  # label column and group column, as named by the user
 
 
 class Table(NamedTuple):
-    """Raw samples in the order and coding of the columns that were asked for."""
+    """Raw samples in the order and coding of the requested columns."""
 
-    x: Tensor  # (n, F) float32; NaN: missing; of text: the position among the categories
-    labels: Array | None  # (n,) whole numbers or text as in the table, where it has a label column
-    by_position: bool  # whether the file had no header, so that its columns were taken by position
+    x: Tensor  # (n, F) float32; NaN: missing; text: index of the category
+    labels: Array | None  # (n,) integers or text as in the table, if it has a label column
+    by_position: bool  # whether the file has no header and was read by position
     place: Callable[[int], str]  # file and line of a row
-    groups: Array | None = None  # (n,) names, where a group column was asked for
+    groups: Array | None = None  # (n,) names, if a group column was requested
 
 
 def read_table_by(
@@ -44,11 +44,11 @@ def read_table_by(
 ) -> Table:
     """Read a CSV or Parquet file, a pandas DataFrame or a dictionary of columns, by the names of its columns.
 
-    columns: those of `Transform.columns`. A column that is missing, unknown or there twice, a category that training
-    did not have, text among numbers, and a missing value in a column without a fill are refused by name. A CSV file
-    without a header is taken by position if its width fits; `by_position` says so.
-    label_column: the column with the label; default: the one with a usual name, if any. group_column: says which rows
-    belong together. ignored: columns that may be there and are not used, such as the client's.
+    columns: those of `Transform.columns`. Raises an error that names the column if one is missing, unknown or
+    duplicated, has a category that training did not have, text among numbers, or a missing value but no fill value.
+    A CSV file without a header is read by position if its values fit; `by_position` is True then.
+    label_column: default: the only column with a common label name, if any. group_column: rows with the same value
+    belong together. ignored: columns that may exist and are not used, such as the client column.
     """
     notes = Notes()
     where = str(source) if isinstance(source, (str, os.PathLike)) else "the table"
@@ -60,17 +60,17 @@ def read_table_by(
     if notes.errors:
         raise CoterieError("; ".join(map(str, notes.errors)))
     if not len(x):
-        raise CoterieError(f"{where}: there are no rows in it")
+        raise CoterieError(f"{where}: no rows")
     return Table(torch.from_numpy(x), frame.y, by_position, frame.place, frame.group)
 
 
 def _read(
-    columns: Sequence[Column], source: Any, where: str, asked: Asked, ignored: Collection[str], notes: Notes
+    columns: Sequence[Column], source: Any, where: str, named: Named, ignored: Collection[str], notes: Notes
 ) -> tuple[Frame, bool]:
     names = tuple(column.name for column in columns)
     if not isinstance(source, (str, os.PathLike)):
         given = names_of_columns(source, where)
-        return frame_of_columns(source, wanted(names, given, asked, ignored, where), notes, where), False
+        return frame_of_columns(source, wanted(names, given, named, ignored, where), notes, where), False
     path = Path(os.path.expanduser(source))
     if not path.is_file():
         raise CoterieError(f"{path}: no such file")
@@ -78,41 +78,41 @@ def _read(
         raise CoterieError(f"{path}: a table must be a {' or '.join(KINDS)} file")
     notes.need(path.stat().st_size, path)
     if not is_csv(path):
-        return read_parquet(path, wanted(names, parquet_names(path), asked, ignored, where), notes), False
+        return read_parquet(path, wanted(names, parquet_names(path), named, ignored, where), notes), False
     text = [i for i, column in enumerate(columns) if column.categories]
     first = next(csv_lines(path))[1]
-    header = bool({*first} & {*names})  # also where the names are numbers
+    header = bool({*first} & {*names})  # names may be numbers
     if not header and len(first) == len(columns) and all(map(fits, first, columns)):
         return read_csv(path, Columns(None, None, names), notes, text, header=names), True
     if not header and all(cell and number(cell) is not None for cell in first):
         width = f"{len(first)} columns instead of {len(columns)}"
         found = width if len(first) != len(columns) else "values that do not fit the columns"
         raise CoterieError(f"{path}: no header, and {found}: {', '.join(names[:30])}")
-    return read_csv(path, wanted(names, csv_names(path, names), asked, ignored, where), notes, text), False
+    return read_csv(path, wanted(names, csv_names(path, names), named, ignored, where), notes, text), False
 
 
-def wanted(names: tuple[str, ...], given: Sequence[str], asked: Asked, ignored: Collection[str], where: str) -> Columns:
-    """The columns to read, of those that are given."""
-    label, group = asked
+def wanted(names: tuple[str, ...], given: Sequence[str], named: Named, ignored: Collection[str], where: str) -> Columns:
+    """Choose the columns to read among the given ones."""
+    label, group = named
     for what, name in (("label column", label), ("group column", group)):
         if name is not None and name not in given:
             raise CoterieError(f"{where}: {unknown(what, name, given)}")
-    usual = [name for name in given if name not in (*names, *ignored, group) and name.lower() in LABELS]
-    label = label or (usual[0] if len(usual) == 1 else None)
+    common = [name for name in given if name not in (*names, *ignored, group) and name.lower() in LABELS]
+    label = label or (common[0] if len(common) == 1 else None)
     lacks = [name for name in names if name not in given]
     more = [name for name in given if name not in (*names, label, group, *ignored)]
     if lacks or more:
-        told = [
+        problems = [
             f"{shown(which)} {word} {where}" for word, which in (("missing in", lacks), ("unknown in", more)) if which
         ]
         hint = "" if lacks else "; --drop-column leaves columns out, --label-column names the label"
-        problem = "; ".join(told)
+        problem = "; ".join(problems)
         raise CoterieError(f"{problem[0].upper()}{problem[1:]} (expected: {', '.join(names[:30])}){hint}")
     return Columns(label, None, names, group)
 
 
 def shown(names: Sequence[str], most: int = 10) -> str:
-    """Column 'a' is, or columns 'a', 'b' are."""
+    """Such as: columns 'a', 'b' are."""
     listed = ", ".join(f"'{name}'" for name in names[:most]) + (", ..." if len(names) > most else "")
     return f"column {listed} is" if len(names) == 1 else f"columns {listed} are"
 
@@ -125,7 +125,7 @@ def fits(cell: str, column: Column) -> bool:
 
 
 def in_coding(columns: Sequence[Column], frame: Frame) -> Array:
-    """(n, F) with the positions of categories, or an error that names column and value."""
+    """(n, F) with categories as indices; errors name column and value."""
     x = frame.x.copy()
     for i, column in enumerate(columns):
         values = x[:, i]
@@ -138,7 +138,7 @@ def in_coding(columns: Sequence[Column], frame: Frame) -> Array:
             )
         if not np.isfinite(values[~gaps]).all():
             row = int(np.flatnonzero(np.isinf(values))[0])
-            raise CoterieError(f"{frame.place(row)}: column '{column.name}' holds an infinite value")
+            raise CoterieError(f"{frame.place(row)}: column '{column.name}' has an infinite value")
         found = frame.texts.get(i)
         if found is None and column.categories and not gaps.all():
             found, values = numbers_as_text(values, gaps)
@@ -159,7 +159,7 @@ def first_text(frame: Frame, column: int, found: Sequence[str]) -> int:
 
 
 def numbers_as_text(values: Array, gaps: Array) -> tuple[list[str], Array]:
-    """Numbers of a column of categories, such as 3 for '3'."""
+    """Convert numbers in a column of categories to text, such as 3 to '3'."""
     distinct, at = np.unique(values[~gaps], return_inverse=True)
     codes = np.full(len(values), np.nan, np.float32)
     codes[~gaps] = at.reshape(-1)
@@ -179,6 +179,6 @@ def coded(column: Column, found: Sequence[str], values: Array, place: Callable[[
 
 
 def shortest(text: str) -> str:
-    """A number in its shortest form, such as 3 for 3.0; other text as it is."""
+    """A number in its shortest form, such as 3 for 3.0; other text unchanged."""
     value = number(text)
     return text if value is None else f"{value:g}"

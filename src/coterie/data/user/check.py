@@ -1,4 +1,4 @@
-"""What was understood of data of one's own, and what is wrong with it."""
+"""Check users' data: what they contain, and what is wrong with them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from coterie.data.user.read import located, pooled_at
 from coterie.data.user.reading import Array, Notes, Problem, Reading
 from coterie.data.user.split import digests
 
-FAR = 20.0  # a value that no network expects
-SHADES = " .:-=+*#%@"  # from no sample to most
-WIDTH, HEIGHT = 60, 20  # classes and clients that a picture shows
+FAR = 20.0  # values beyond this are hard to learn from
+SHADES = " .:-=+*#%@"  # from no samples to the most
+WIDTH, HEIGHT = 60, 20  # classes and clients shown in a picture
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Report:
     high: float
     train: int
     test: int
-    split: str  # how training and test samples were told apart
+    split: str  # how training and test samples were separated
     columns: tuple[str, ...]  # of a table
-    input: tuple[str, ...]  # what a sample is, and what is done to it, in words
+    input: tuple[str, ...]  # description of a sample and its preprocessing
     counts: Array  # (m, K) samples of each class on each client, train and test together
     problems: list[Problem]
 
@@ -57,7 +57,7 @@ class Report:
 
 
 def check(path: str | os.PathLike[str], reading: Reading | None = None) -> Report:
-    """Reads everything. Data that cannot be read at all are a CoterieError."""
+    """Read all data and report problems. Raises CoterieError if they cannot be read at all."""
     reading, notes = reading or Reading(), Notes()
     pooled = pooled_at(located(path), reading, notes)
     repeated(pooled, notes)
@@ -88,7 +88,7 @@ def check(path: str | os.PathLike[str], reading: Reading | None = None) -> Repor
 
 
 def understood(pooled: Pooled, reading: Reading) -> tuple[str, ...]:
-    """As a training with these settings describes it, where the data allow one."""
+    """The description that a run with these settings prints, if the data allow a run."""
     transform = Transform(columns=pooled.columns)
     train = pooled.x[~pooled.test]
     if reading.missing == "median" and pooled.columns and len(train) and pooled.x.dtype.kind == "f":
@@ -109,24 +109,24 @@ def split_in_words(pooled: Pooled, reading: Reading) -> str:
 
 
 def value_range(x: Array) -> tuple[float, float]:
-    """Of the finite values."""
+    """Smallest and largest finite value."""
     fine = x if x.dtype.kind != "f" else x[np.isfinite(x)]
     return (float(fine.min()), float(fine.max())) if fine.size else (0.0, 0.0)
 
 
 def repeated(pooled: Pooled, notes: Notes) -> None:
-    """Notes test samples that are training samples too, byte for byte, of whichever client."""
+    """Report test samples that equal a training sample of any client, byte for byte."""
     known = digests(pooled.x)
     train, test = np.flatnonzero(~pooled.test), np.flatnonzero(pooled.test)
     first = {digest.tobytes(): int(i) for digest, i in zip(known[train], train, strict=True)}
     twin = {i: at for i in test.tolist() if (at := first.get(known[i].tobytes())) is not None}
-    stops = not pooled.divided  # a split made here keeps copies on one client together, unless groups do
+    stops = not pooled.divided  # a split made here keeps a client's duplicates together, unless there are groups
     rows = np.array(list(twin), np.int64)
     notes.wrong_at("in training and in test", rows, lambda i: f"{pooled.place(i)} is {pooled.place(twin[i])}", stops)
 
 
 def lines(report: Report) -> list[str]:
-    """The report for people, on one screen."""
+    """The report as text, on one screen."""
     samples = f"{report.train + report.test:,} samples"
     sides = f"{report.train:,} to train, {report.test:,} to test"
     totals = report.counts.sum(0).tolist()
@@ -140,14 +140,14 @@ def lines(report: Report) -> list[str]:
         "",
         *picture(report),
         "",
-        *(line for problem in report.problems for line in told(problem)),
-        "Nothing is wrong." if report.fine else "Fix what is marked with ! before training.",
+        *(line for problem in report.problems for line in problem_lines(problem)),
+        "No errors found." if report.fine else "Fix what is marked with ! before training.",
     ]
     return [printable(line) for line in text]
 
 
 def picture(report: Report) -> list[str]:
-    """A line for each client, a character for each class: the darker, the more samples."""
+    """One line per client, one character per class: the darker, the more samples."""
     counts = report.counts[:HEIGHT, :WIDTH]
     most = max(1, int(report.counts.max(initial=0)))
     level = np.ceil(counts / most * (len(SHADES) - 1)).astype(int)
@@ -162,7 +162,7 @@ def picture(report: Report) -> list[str]:
     return [f"  Samples of each class{cut} on each client; {SHADES[-1]} is {most:,}:", *rows, *hidden]
 
 
-def told(problem: Problem) -> list[str]:
+def problem_lines(problem: Problem) -> list[str]:
     more = problem.count - len(problem.examples)
     examples = [f"    {where}" for where in problem.examples] + [f"    and {more:,} more"] * (more > 0)
     return [f"{'!' if problem.stops else '-'} {problem.what} ({problem.count:,})", *examples]

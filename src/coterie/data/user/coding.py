@@ -1,4 +1,4 @@
-"""Labels and categories that clients write differently: they would silently become different classes or inputs."""
+"""Find labels and categories that clients write differently: they would become different classes or inputs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from coterie.data.user.reading import Array, Notes
 if TYPE_CHECKING:
     from coterie.data.user.pooled import Pooled
 
-SPELLED = "written differently on different clients; write it the same everywhere"
-CODED = "numbers on some clients and text on others; code it the same everywhere"
+SPELLED = "spelled differently on different clients; use one spelling"
+CODED = "numbers on some clients and text on others; use the same coding everywhere"
 
 
 def check_coding(pooled: Pooled, notes: Notes) -> None:
-    """Note classes and categories of which each client knows its own writing only."""
+    """Report classes and categories that are written differently on different clients."""
     values = [("the label", pooled.y, pooled.classes)]
     for at, column in enumerate(pooled.columns):
         if column.categories:
@@ -29,12 +29,12 @@ def check_coding(pooled: Pooled, notes: Notes) -> None:
         has = np.zeros((len(pooled.clients), len(names)), bool)
         has[pooled.owner[codes >= 0], codes[codes >= 0]] = True
         for problem, first, second in conflicts(has, names):
-            told = " and ".join(f"{names[k]!r} on {pooled.clients[np.argmax(has[:, k])]}" for k in (first, second))
-            notes.wrong(problem, f"{what}: {told}")
+            where = " and ".join(f"{names[k]!r} on {pooled.clients[np.argmax(has[:, k])]}" for k in (first, second))
+            notes.wrong(problem, f"{what}: {where}")
 
 
 def conflicts(has: Array, names: Sequence[str]) -> list[tuple[str, int, int]]:
-    """What is wrong, and two names that show it. has: (m, K) whether a client has a name."""
+    """Problems, each with two names that conflict. has: (m, K) whether a client has a name."""
     spellings = defaultdict[str, list[int]](list)
     for k in np.flatnonzero(has.any(0)).tolist():
         spellings[names[k].strip().casefold()].append(k)
@@ -48,11 +48,11 @@ def conflicts(has: Array, names: Sequence[str]) -> list[tuple[str, int, int]]:
 
 
 def is_number(name: str) -> bool:
-    """Not 'none' or 'nan', which are names here."""
+    """Whether a name is a number; 'none' and 'nan' are not."""
     value = number(name)
     return value is not None and not np.isnan(value)
 
 
 def divided(has: Array) -> bool:
-    """Whether no client has two of these columns (m, n): where one has, the difference is meant."""
+    """Whether no client has two of these names (m, n); if one has, the difference is intended."""
     return bool((has.sum(1) < 2).all())

@@ -1,4 +1,4 @@
-"""Tables that are in memory already: pandas DataFrames, and dictionaries of columns."""
+"""Tables in memory: pandas DataFrames and dictionaries of columns."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 
 from coterie.core.errors import CoterieError
 from coterie.data.user.frames import Columns, Frame, code, narrow
-from coterie.data.user.reading import Array, Notes, whole_labels
+from coterie.data.user.reading import Array, Notes, rows_in, whole_labels
 
 
 def is_columnar(given: Any) -> bool:
-    """Whether this is a DataFrame, or a dictionary of columns."""
+    """Whether this is a DataFrame or a dictionary of columns."""
     if isinstance(given, Mapping):
         return bool(given) and all(map(is_column, given.values()))
     return hasattr(given, "columns") and hasattr(given, "to_numpy")
@@ -30,7 +30,7 @@ def is_column(values: Any) -> bool:
 
 def names_of_columns(given: Any, where: str) -> list[str]:
     if not is_columnar(given):
-        raise CoterieError(f"{where}: a DataFrame or a dictionary of columns is expected, not {type(given).__name__}")
+        raise CoterieError(f"{where}: expected a DataFrame or a dictionary of columns, got {type(given).__name__}")
     names = [str(name) for name in (given if isinstance(given, Mapping) else given.columns)]
     if len(set(names)) < len(names):
         raise CoterieError(f"{where}: two columns have the same name")
@@ -53,9 +53,7 @@ def frame_of_columns(given: Any, columns: Columns, notes: Notes, where: str) -> 
             known: dict[str, int] = {}
             x[:, i] = [np.nan if is_missing(value) else code(str(value), known) for value in values]
             texts[i] = list(known)
-
-    def place(row: int) -> str:
-        return f"{where}, row {row}"
+    place = rows_in(where)
 
     def named(name: str | None) -> Array | None:
         if name is None:
@@ -67,13 +65,13 @@ def frame_of_columns(given: Any, columns: Columns, notes: Notes, where: str) -> 
 
 
 def as_column(values: Any, where: str) -> Array:
-    """(n,) numbers, or objects: text, with None or NaN where a value is missing."""
+    """(n,) numbers, or objects: text, with None or NaN for missing values."""
     try:
         made = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
-    except ValueError:  # lists of unlike length
+    except ValueError:  # lists of different lengths
         made = np.empty(0)[None]
     if made.ndim != 1:
-        raise CoterieError(f"{where}: one value per row is expected, not shape {made.shape}")
+        raise CoterieError(f"{where}: expected one value per row, got shape {made.shape}")
     if made.dtype.kind in "biuf":
         return made
     made = made.astype(object)
@@ -82,12 +80,12 @@ def as_column(values: Any, where: str) -> Array:
         return np.array([np.nan if lost else float(value) for value, lost in zip(made, gone, strict=True)], np.float64)
     for row, value in enumerate(made):
         if not gone[row] and not isinstance(value, (str, bool, int, float, np.number)):
-            raise CoterieError(f"{where}, row {row}: a number or text is expected, not {type(value).__name__}")
+            raise CoterieError(f"{where}, row {row}: expected a number or text, got {type(value).__name__}")
     return made
 
 
 def is_missing(value: Any) -> bool:
-    """Of None, NaN, and pandas' NA and NaT, which are not equal to themselves or say no truth value."""
+    """Whether a value is None, NaN, or pandas' NA or NaT, which equal nothing or have no truth value."""
     if value is None:
         return True
     try:

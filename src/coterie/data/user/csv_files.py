@@ -15,15 +15,15 @@ from coterie.data.user.bounds import Bounded, Unusable, check_width
 from coterie.data.user.frames import NOTHING, Columns, Frame, code, narrow, number
 from coterie.data.user.reading import Array, Notes, as_text, whole_labels
 
-CELLS = 1_000_000  # of a CSV file that are held as text at a time
+CELLS = 1_000_000  # held as text at a time
 Line = tuple[int, list[str]]  # number and fields
 
 
 def csv_names(path: Path, known: Collection[str] = ()) -> list[str]:
-    """The names of the columns. They are numbers only where one of them is known."""
+    """The column names. A header of numbers is accepted only if one of them is known."""
     names = next(csv_lines(path))[1]
     if all(name and number(name) is not None for name in names) and not {*names} & {*known}:
-        raise Unusable("the first line must name the columns, and it holds numbers")
+        raise Unusable("the first line must contain column names, not numbers")
     if "" in names:
         raise Unusable(
             f"column {names.index('') + 1} has no name; name it, or write the table without its index (pandas: "
@@ -35,7 +35,7 @@ def csv_names(path: Path, known: Collection[str] = ()) -> list[str]:
 
 
 def csv_lines(path: Path) -> Iterator[Line]:
-    """Line number and fields: of the first line, then of every other line that is not blank."""
+    """Yield line number and fields of the header, then of every row that is not blank."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             first = file.readline(2**20)
@@ -45,7 +45,7 @@ def csv_lines(path: Path) -> Iterator[Line]:
             names = [name.strip() for name in next(reader, [])]
             check_width(len(names))
             if not any(names):
-                raise Unusable("the first line must name the columns, and it is empty")
+                raise Unusable("the first line must contain column names, but it is empty")
             yield 1, names
             bounded.letters = 0
             for fields in reader:
@@ -73,8 +73,8 @@ def first_bad_line(path: Path) -> int:
 def read_csv(
     path: Path, columns: Columns, notes: Notes, text: Collection[int] = (), header: Sequence[str] | None = None
 ) -> Frame:
-    """text: features that are read as text in any case. header: the names of the columns, where the file has none."""
-    for _ in range(2):  # columns in which text turned up are read once more
+    """text: features to read as text in any case. header: column names, if the file has none."""
+    for _ in range(2):  # read again if text was found in other columns
         own, found = Notes(room=notes.room), set[int]()
         frame = _read(path, columns, own, {*text}, found, header)
         if found <= {*text}:
@@ -118,7 +118,7 @@ def _read(
 def right_length(path: Path, row: Line, names: Sequence[str], notes: Notes) -> bool:
     line, fields = row
     if len(fields) != len(names):
-        notes.wrong("row of another length", f"{path}, line {line}: {len(fields)} values for {len(names)} columns")
+        notes.wrong("row of a different length", f"{path}, line {line}: {len(fields)} values for {len(names)} columns")
     return len(fields) == len(names)
 
 
@@ -130,7 +130,7 @@ def values(
     narrowed: Callable[[Array, Sequence[str]], Array],
     names: Sequence[str],
 ) -> Array:
-    """(n, F) numbers, and codes of the known texts; other columns with text are added to found."""
+    """(n, F) numbers, and codes of text in `known` columns; other columns with text are added to `found`."""
     made = np.empty((len(rows), len(at)), np.float32)
     for column, codes in known.items():
         made[:, column] = [code(fields[at[column]], codes) for _, fields in rows]
@@ -154,7 +154,7 @@ def numbers_of(rows: list[Line], at: list[int], columns: list[int], found: set[i
 
 
 def labels_of_texts(texts: list[str], place: Callable[[int], str], notes: Notes, path: Path) -> Array:
-    """Whole numbers if all are; else names."""
+    """Integers if all labels are integers, else names."""
     try:
         return np.array([int(text) for text in texts], np.int64)
     except (ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""Write the data of a federation as files that users have: tables or images of each client, or one .npz file."""
+"""Write the data of a federation as files: tables or images of each client, or one .npz file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def export_clients(data: FederatedData, folder: Path) -> list[Path]:
     Tables become train/CLIENT.csv and test/CLIENT.csv, images CLIENT/SPLIT/CLASS/00000.png, other arrays data.npz.
     """
     if folder.exists():
-        raise CoterieError(f"{folder} exists already; name another folder, or remove it")
+        raise CoterieError(f"{folder} already exists; choose another folder, or remove it")
     if data.transform.columns:
         return [path for split in splits(data) for path in write_tables(data, split, folder / split)]
     if data.train.x.dtype == torch.uint8 and len(data.shape) == 3 and data.shape[0] in CHANNELS:
@@ -36,7 +36,7 @@ def splits(data: FederatedData) -> dict[str, Split]:
 
 
 def name_of(data: FederatedData, client: int) -> str:
-    """As part of a file's name."""
+    """The client's name, safe for file names."""
     name = data.client_names[client] if data.client_names else f"client-{client}"
     return re.sub(r"[^\w.-]+", "-", name).strip(".-") or f"client-{client}"
 
@@ -48,7 +48,7 @@ def class_name(data: FederatedData, label: int) -> str:
 def write_tables(data: FederatedData, split: str, folder: Path) -> list[Path]:
     folder.mkdir(parents=True)
     columns, written = data.transform.columns, []
-    for client in range(data.clients):
+    for client in range(data.num_clients):
         x, y = splits(data)[split].client(client)
         path = folder / f"{name_of(data, client)}.csv"
         with path.open("w", newline="", encoding="utf-8") as file:
@@ -75,7 +75,7 @@ def write_images(data: FederatedData, split: str, folder: Path) -> list[Path]:
     except ImportError:
         raise CoterieError("writing images needs Pillow: pip install 'coterie[images]'") from None
     written = []
-    for client in range(data.clients):
+    for client in range(data.num_clients):
         for number, (x, label) in enumerate(zip(*splits(data)[split].client(client), strict=True)):
             place = folder / name_of(data, client) / split / re.sub(r"[/\\]", "-", class_name(data, int(label)))
             place.mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ def write_images(data: FederatedData, split: str, folder: Path) -> list[Path]:
 
 
 def pixels(x: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    """(H, W) or (H, W, 3) of (C, H, W)."""
+    """(C, H, W) to (H, W) or (H, W, 3)."""
     return (x[0] if len(x) == 1 else x.movedim(0, 2)).contiguous().numpy()
 
 

@@ -11,27 +11,25 @@ import numpy as np
 from coterie.core.data import Column
 from coterie.data.user.reading import Array, Notes
 
-NOTHING = {"", "na", "n/a", "nan", "null", "none", "?", "<na>"}  # how people write that a value is missing
+NOTHING = {"", "na", "n/a", "nan", "null", "none", "?", "<na>"}  # spellings of a missing value
 MOST_CATEGORIES = 100
-FEW_CATEGORIES = 10  # that are accepted in a table of any size
-MIXED = 5  # different numbers in a column with text, from which on the text is taken for a mistake
+FEW_CATEGORIES = 10  # accepted in a table of any size
+MIXED = 5  # with more distinct numbers than this in a column, its text is an error
 DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 TEXT = "text in a column of numbers; correct it, or leave the column out with --drop-column"
 FREE_TEXT = (
     "column with too many different texts, probably an identifier or free text; leave it out with --drop-column, or "
     "keep the rows of one identifier together with --group-column"
 )
-
-
-EXACT = 2**24  # float32 holds all whole numbers up to here
+EXACT = 2**24  # float32 represents all integers up to here
 PRECISION = (
-    f"whole numbers beyond {EXACT:,} lose digits in float32; scale them (times: hours since a start), or leave the "
-    "column out with --drop-column"
+    f"whole numbers beyond {EXACT:,} lose digits in float32; scale them (timestamps: hours since a start), or leave "
+    "the column out with --drop-column"
 )
 
 
 class Columns(NamedTuple):
-    """Which columns are what; the same in every file."""
+    """The roles of the columns, the same in every file."""
 
     label: str | None
     client: str | None
@@ -42,16 +40,16 @@ class Columns(NamedTuple):
 class Frame(NamedTuple):
     """The rows of one table."""
 
-    x: Array  # (n, F) float32; NaN: missing; of text: the position in texts
-    texts: dict[int, list[str]]  # feature -> its different texts
+    x: Array  # (n, F) float32; NaN: missing; text: index in texts
+    texts: dict[int, list[str]]  # feature -> its distinct texts
     y: Array | None  # (n,) labels
-    owners: Array | None  # (n,) names of clients
-    group: Array | None  # (n,) names of groups
-    place: Callable[[int], str]  # where a row stands
+    owners: Array | None  # (n,) client names
+    group: Array | None  # (n,) group names
+    place: Callable[[int], str]  # file and line of a row
 
 
 def number(text: str) -> float | None:
-    """NaN where a value is missing, None for text."""
+    """Parse a cell: NaN if the value is missing, None for text."""
     try:
         return float(text)
     except ValueError:
@@ -59,14 +57,14 @@ def number(text: str) -> float | None:
 
 
 def code(text: str, known: dict[str, int]) -> float:
-    """NaN where a category is missing. 'none' is a category among texts."""
+    """The code of a category, NaN if it is missing. 'none' is a category."""
     text = text.strip()
     return float("nan") if text.lower() in NOTHING - {"none"} else known.setdefault(text, len(known))
 
 
 def narrow(values: Array, names: Sequence[str], where: str, notes: Notes) -> Array:
-    """Columns (n, F) as float32. Whole numbers that would become others are reported."""
-    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is reported as such
+    """Columns (n, F) as float32. Reports integers that lose digits."""
+    with np.errstate(over="ignore"):  # overflow becomes infinite, which is reported
         made: Array = values.astype(np.float32)
     changed = np.isfinite(made) & (np.abs(values) > EXACT) & (values == np.trunc(values)) & (made != values)
     for column in np.flatnonzero(changed.any(0)).tolist():
@@ -76,7 +74,7 @@ def narrow(values: Array, names: Sequence[str], where: str, notes: Notes) -> Arr
 
 
 def unified(frames: Sequence[Frame], names: Sequence[str], notes: Notes) -> tuple[Column, ...]:
-    """The columns of all frames, whose codes become positions in the sorted categories."""
+    """The columns of all frames; replaces codes by indices into the sorted categories."""
     text = sorted({column for frame in frames for column in frame.texts})
     categories: dict[int, tuple[str, ...]] = {}
     for column in text:
@@ -93,27 +91,27 @@ def unified(frames: Sequence[Frame], names: Sequence[str], notes: Notes) -> tupl
 
 
 def check_categories(frames: Sequence[Frame], column: int, name: str, values: tuple[str, ...], notes: Notes) -> None:
-    """Note texts that are no categories."""
+    """Report text that is not a category."""
     numeric = [value for value in values if number(value) is not None]
     commas = [value for value in values if DECIMAL_COMMA.fullmatch(value)]
     rows = sum(len(frame.x) for frame in frames)
     if commas:
         where, value = first_place(frames, column, [values.index(commas[0])])
-        notes.wrong("number with a decimal comma; write a point", f"{where}, column '{name}': {values[value]!r}")
+        notes.wrong("number with a decimal comma; use a decimal point", f"{where}, column '{name}': {values[value]!r}")
     elif len(numeric) > MIXED:
         words = [i for i, value in enumerate(values) if number(value) is None]
         where, value = first_place(frames, column, words)
         notes.wrong(TEXT, f"{where}, column '{name}': {values[value][:30]!r}")
     elif len(values) > MOST_CATEGORIES or len(values) > max(FEW_CATEGORIES, rows / 2):
         where, value = first_place(frames, column, list(range(len(values))))
-        told = f"{len(values):,} different texts in {rows:,} rows, such as {values[value][:30]!r} in {where}"
-        notes.wrong(FREE_TEXT, f"column '{name}': {told}")
+        example = f"such as {values[value][:30]!r} in {where}"
+        notes.wrong(FREE_TEXT, f"column '{name}': {len(values):,} different texts in {rows:,} rows, {example}")
     if len({value.lower() for value in values}) < len(values) <= MOST_CATEGORIES:
         notes.worth_knowing("categories that differ only in case", f"column '{name}': {', '.join(values)}")
 
 
 def first_place(frames: Sequence[Frame], column: int, codes: Sequence[int]) -> tuple[str, int]:
-    """Where one of these categories is first, and which one."""
+    """The place of the first row with one of these categories, and the category."""
     for frame in frames:
         rows = np.flatnonzero(np.isin(frame.x[:, column], codes))
         if len(rows):

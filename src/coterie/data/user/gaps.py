@@ -15,16 +15,16 @@ GAPS = "missing values; fill them in, or train with --missing median"
 def check_values(
     x: Array, columns: tuple[Column, ...], reading: Reading, place: Callable[[int], str], notes: Notes
 ) -> tuple[Column, ...]:
-    """Note values that cannot be used. Returns the columns: a table without names gets some if gaps are filled."""
+    """Report missing and infinite values. Returns the columns; unnamed ones get names if gaps are filled."""
     if x.dtype.kind != "f":
         return columns
     flat = x.reshape(len(x), -1)
 
-    def tell(i: int) -> str:
+    def describe(i: int) -> str:
         at = int(np.flatnonzero(~np.isfinite(flat[i]))[0])
         return f"{place(i)}, column '{columns[at].name}'" if columns else place(i)
 
-    notes.wrong_at("infinite value", np.flatnonzero(np.isinf(flat).any(1)), tell)
+    notes.wrong_at("infinite value", np.flatnonzero(np.isinf(flat).any(1)), describe)
     gaps = np.isnan(flat)
     if not gaps.any():
         return columns

@@ -1,4 +1,4 @@
-"""Hugging Face datasets that `save_to_disk` left: Arrow files, read with pyarrow; `datasets` is not needed."""
+"""Hugging Face datasets written by `save_to_disk`: Arrow files, read with pyarrow; `datasets` is not needed."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def is_hugging_face(folder: Path) -> bool:
 
 
 def read_hugging_face(folder: Path, reading: Reading, notes: Notes) -> Found:
-    """A Dataset, or a DatasetDict with train and test; one column says the client."""
+    """Read a Dataset, or a DatasetDict with train and test; one column gives the client."""
     if (folder / "dataset_dict.json").is_file():
         splits = read_json(folder / "dataset_dict.json").get("splits", [])
         if not isinstance(splits, list):
             raise CoterieError(f"{folder / 'dataset_dict.json'}: 'splits' must be a list of names")
         named = [split for split in SPLITS if split in splits]
         if "train" not in named:
-            raise CoterieError(f"{folder}: its splits are {', '.join(map(str, splits)) or 'none'}; train is needed")
+            raise CoterieError(f"{folder}: no split 'train' (found: {', '.join(map(str, splits)) or 'none'})")
         places = [(folder / split, split if len(named) == 2 else None) for split in named]
     else:
         places = [(folder, None)]
@@ -59,7 +59,7 @@ def read_hugging_face(folder: Path, reading: Reading, notes: Notes) -> Found:
         label = reading.label_column or class_column(features)
         own = choose([str(n) for n in table.column_names], replace(reading, label_column=label), True, place)
         if read and own.features != names:
-            raise CoterieError(f"{place}: other columns than in {places[0][0]}: {', '.join(own.features)}")
+            raise CoterieError(f"{place}: columns differ from those in {places[0][0]}: {', '.join(own.features)}")
         names, classes = own.features, class_names(features, str(own.label)) or classes
         whole = sample_column(table, names, place)
         frame = frame_of(table, own._replace(features=() if whole else names), notes, str(place))
@@ -70,12 +70,12 @@ def read_hugging_face(folder: Path, reading: Reading, notes: Notes) -> Found:
 
 
 def sample_column(table: Any, names: tuple[str, ...], folder: Path) -> bool:
-    """Whether one column of images or lists is the sample; else all columns are, as a table."""
+    """Whether the samples are one column of images or lists, rather than a table."""
     nested = [name for name in names if is_nested(table.column(name).type)]
     if len(nested) > 1 or (nested and len(names) > 1):
         raise CoterieError(
-            f"{folder}: beside label and client there must be one column of images or lists, or columns of numbers "
-            f"and text; there are: {', '.join(names)}. Leave the others out with --drop-column"
+            f"{folder}: besides label and client, one column of images or lists is needed, or columns of numbers and "
+            f"text; found: {', '.join(names)}. Leave the others out with --drop-column"
         )
     return bool(nested)
 
@@ -103,7 +103,7 @@ def is_nested(kind: Any) -> bool:
 
 
 def samples(column: Any, where: str, notes: Notes) -> tuple[Array, Array]:
-    """Rows that could be read, and their samples (n, ...)."""
+    """The rows that could be read, and their samples (n, ...)."""
     import pyarrow.types as types
 
     kind = getattr(column.type, "storage_type", column.type)
@@ -125,7 +125,7 @@ def samples(column: Any, where: str, notes: Notes) -> tuple[Array, Array]:
 
 
 def lists(column: Any, where: str, notes: Notes) -> tuple[Array, Array]:
-    """Lists of numbers, nested or not, that are all equally long."""
+    """Lists of numbers, nested or not, all of the same length."""
     import pyarrow.compute as compute
 
     values = column.combine_chunks()
@@ -137,7 +137,7 @@ def lists(column: Any, where: str, notes: Notes) -> tuple[Array, Array]:
         other = np.flatnonzero(lengths != lengths[:1])
         if len(other) or (len(lengths) and lengths[0] < 0):
             row = int(other[0]) // int(np.prod(shape, dtype=np.int64) or 1) if len(other) else 0
-            notes.wrong(OTHER_SHAPE, f"{where}, row {row}: lists of unlike length, or none")
+            notes.wrong(OTHER_SHAPE, f"{where}, row {row}: missing list, or lists of different lengths")
             return np.empty(0, np.int64), np.empty((0, 1), np.float32)
         shape.append(int(lengths[0]) if len(lengths) else 0)
         values = values.flatten()
@@ -146,11 +146,11 @@ def lists(column: Any, where: str, notes: Notes) -> tuple[Array, Array]:
         flat = np.asarray(values.to_numpy(zero_copy_only=False))
         return np.arange(count), flat.reshape(count, *shape)
     except (ValueError, TypeError) as error:
-        raise CoterieError(f"{where}: the lists hold something else than numbers ({error})") from None
+        raise CoterieError(f"{where}: the lists must hold numbers ({error})") from None
 
 
 def class_column(features: dict[str, Any]) -> str | None:
-    """The one column whose values are classes."""
+    """The only column of class labels, if there is one."""
     found = [name for name in features if class_names(features, name)]
     return found[0] if len(found) == 1 else None
 
@@ -168,7 +168,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise CoterieError(f"{path}: cannot be read ({error})") from None
     if not isinstance(content, dict):
-        raise CoterieError(f"{path}: a dictionary is expected in it")
+        raise CoterieError(f"{path}: expected a JSON object")
     return content
 
 
@@ -186,17 +186,17 @@ def read_arrow(folder: Path, notes: Notes) -> Any:
                 raise CoterieError(f"{path}: holds compressed buffers; save the dataset without compression")
         tables = [arrow.ipc.open_stream(arrow.memory_map(str(path))).read_all() for path in files]
         table = arrow.concat_tables(tables)
-        notes.need(8 * len(table) * len(table.column_names), folder)  # columns of nulls take no room in the file
-        table.validate(full=True)  # a damaged offset would be followed out of the file
+        notes.need(8 * len(table) * len(table.column_names), folder)  # columns of nulls take no space in the file
+        table.validate(full=True)  # a damaged offset could point outside the file
         return table
     except CoterieError:
         raise
-    except Exception as error:  # a damaged file can fail in any way
-        raise CoterieError(f"{folder}: not a dataset that save_to_disk left, or a damaged one ({error})") from None
+    except Exception as error:  # a damaged file can raise anything
+        raise CoterieError(f"{folder}: not a valid dataset of save_to_disk ({error})") from None
 
 
 def messages(path: Path) -> Iterator[Any]:
-    """Those of an Arrow stream, as they are in the file."""
+    """Yield the messages of an Arrow stream without decoding them."""
     import pyarrow as arrow
 
     reader = arrow.ipc.MessageReader.open_stream(arrow.memory_map(str(path)))

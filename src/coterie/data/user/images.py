@@ -12,14 +12,25 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from coterie.core.errors import CoterieError
-from coterie.data.user.reading import OTHER_SHAPE, UNREADABLE, Array, Found, Notes, Part, Reading, entries, readable
+from coterie.data.user.reading import (
+    OTHER_SHAPE,
+    UNREADABLE,
+    Array,
+    Found,
+    Notes,
+    Part,
+    Reading,
+    entries,
+    readable,
+    shaped,
+)
 
 ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"}
-MOST_PIXELS = 2**26  # of one image
+MOST_PIXELS = 2**26  # per image
 
 
 class Pile(NamedTuple):
-    """A folder of one class of one client."""
+    """The images of one class of one client."""
 
     client: str
     split: str | None
@@ -30,22 +41,22 @@ class Pile(NamedTuple):
 def read_image_tree(folder: Path, reading: Reading, notes: Notes) -> Found:
     reading.refuse_columns(folder, "folders of images")
     clients = [entry for entry in entries(folder) if entry.is_dir()]
-    piles = [pile for client in clients for pile in piles_of(client, notes)]
-    if not any(pile.files for pile in piles) or {client.name for client in clients} <= {"train", "test"}:
+    folders = [own for client in clients for own in piles_of(client, notes)]
+    if not any(own.files for own in folders) or {client.name for client in clients} <= {"train", "test"}:
         raise CoterieError(
-            f"{folder}: no images of clients. Wanted: a folder for each client, in it one for each class with its "
-            "images, or folders train and test with those of the classes in them"
+            f"{folder}: no images of clients. Expected: a folder for each client with CLASS/*.png, or with "
+            "train/CLASS/*.png and test/CLASS/*.png"
         )
     parts: dict[tuple[str, str | None], list[tuple[Array, str, Path]]] = {}
     with pillow() as decode:
         first: Array | None = None
-        for pile in piles:
-            own = parts.setdefault((pile.client, pile.split), [])
-            for path in pile.files:
+        for client, split, label, files in folders:
+            own = parts.setdefault((client, split), [])
+            for path in files:
                 image = decoded(path, str(path), decode, notes)
                 first = image if first is None else first
                 if image is not None and same(image, first, str(path), notes):
-                    own.append((image, pile.label, path))
+                    own.append((image, label, path))
     made = [_part(client, split, own) for (client, split), own in parts.items()]
     return Found("folders of images", made)
 
@@ -66,7 +77,7 @@ def images_in(folder: Path, notes: Notes) -> list[Path]:
     files = [path for path in entries(folder) if path.is_file()]
     for path in files:
         if path.suffix.lower() not in ENDINGS:
-            notes.worth_knowing("left out, as it is no image by its name", str(path))
+            notes.worth_knowing("file without an image extension is ignored", str(path))
     return [path for path in files if path.suffix.lower() in ENDINGS]
 
 
@@ -80,12 +91,9 @@ def same(image: Array, first: Array | None, where: str, notes: Notes) -> bool:
     """Whether an image has the shape and type of the first one."""
     if first is None or (image.shape, image.dtype) == (first.shape, first.dtype):
         return True
-    notes.wrong(OTHER_SHAPE, f"{where}: {shaped(image)}, the first image has {shaped(first)}")
+    own, expected = (shaped(each.shape, each.dtype) for each in (image, first))
+    notes.wrong(OTHER_SHAPE, f"{where}: {own}, the first image has {expected}")
     return False
-
-
-def shaped(image: Array) -> str:
-    return f"{' x '.join(map(str, image.shape))} {image.dtype}"
 
 
 Decode = Callable[[Any], Array]
@@ -93,7 +101,7 @@ Decode = Callable[[Any], Array]
 
 @contextmanager
 def pillow() -> Iterator[Decode]:
-    """What makes an array (C, H, W) of an image file: bytes, or shares of the whole where it has 16 bits."""
+    """Yield a decoder of image files to arrays (C, H, W): uint8, or float32 in 0..1 for 16-bit images."""
     try:
         from PIL import Image
     except ImportError:
@@ -102,7 +110,7 @@ def pillow() -> Iterator[Decode]:
     def decode(source: Any) -> Array:
         with Image.open(source) as image:
             if image.width * image.height > MOST_PIXELS:
-                raise ValueError(f"{image.width} x {image.height} pixels are too many")
+                raise ValueError(f"{image.width} x {image.height} pixels exceed the limit")
             if image.mode.startswith("I;16"):
                 return (np.asarray(image, np.float32) / 65535)[None]
             grey = image.mode in ("1", "L", "LA", "I", "F")
@@ -115,11 +123,11 @@ def pillow() -> Iterator[Decode]:
 
 
 def decoded(source: Path | bytes, where: str, decode: Decode, notes: Notes) -> Array | None:
-    """None where it cannot be read, which is noted."""
+    """Decode an image; if it cannot be read, report it and return None."""
     try:
         image = decode(io.BytesIO(source) if isinstance(source, bytes) else source)
-    except Exception as error:  # a damaged image can fail in any way
-        notes.wrong(UNREADABLE, f"{where}: not an image, or a damaged one ({type(error).__name__})")
+    except Exception as error:  # a damaged image can raise anything
+        notes.wrong(UNREADABLE, f"{where}: not a valid image ({type(error).__name__})")
         return None
     notes.need(image.nbytes, Path(where))
     return image

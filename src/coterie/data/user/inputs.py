@@ -1,20 +1,19 @@
-"""What the samples of own data are: images, series, tables, tokens; and in which shape and type they are kept."""
+"""The shape and type of users' samples: images, series, tables, tokens."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from coterie.core.errors import CoterieError
+from coterie.data.statistics import CHANNELS
 from coterie.data.user.reading import Array, Notes, Part
-
-CHANNELS = (1, 3, 4)  # of images as people store them
 
 
 def as_input(part: Part, kind: str, notes: Notes) -> Part:
-    """The samples of a part as a network is to get them. kind: one of INPUTS.
+    """Convert the samples of a part to the shape and type that networks take. kind: one of INPUTS.
 
-    Shapes are left alone, except that channels of images come first. Bytes of three axes are pixels and stay bytes;
-    other whole numbers of one or two axes become int64, fractions stay float16 or become float32.
+    Shapes do not change, except that the channels of images are moved first. Bytes with three axes are pixels and stay
+    uint8; other integers with one or two axes become int64; floats stay float16 or become float32.
     """
     x, where = part.x, part.place(0)
     if x.dtype.kind not in "buif":
@@ -30,9 +29,9 @@ def _auto(x: Array, where: str, notes: Notes) -> Array:
         return channels_first(x, notes)
     if x.dtype.kind in "iu" and x.ndim <= 3:
         if x.dtype == np.uint8 and x.ndim == 3:
-            once(notes, f"bytes of {size(x)} are kept as integers; if they are gray images: --input image")
+            once(notes, f"bytes of {size(x)} are read as tokens; for grayscale images use --input image")
         elif x.size and x.min() < 0:
-            once(notes, "negative integers cannot be tokens; if they are features: --input values")
+            once(notes, "negative integers cannot be tokens; for features use --input values")
         return _tokens(x, where, notes)
     if x.ndim == 4 and is_channels_last(x):
         once(notes, f"samples of {size(x)} may be images with channels last; --input image moves the channels first")
@@ -43,7 +42,7 @@ def _image(x: Array, where: str, notes: Notes) -> Array:
     if x.ndim == 3:
         x = x[:, None]
     if x.ndim != 4:
-        raise CoterieError(f"{where}: --input image takes samples (H, W), (C, H, W) or (H, W, C), not of {size(x)}")
+        raise CoterieError(f"{where}: --input image takes samples (H, W), (C, H, W) or (H, W, C), got {size(x)}")
     if x.dtype.kind in "iu" and x.dtype != np.uint8 and x.size and x.min() >= 0 and x.max() <= 255:
         x = x.astype(np.uint8)
     return channels_first(x if x.dtype == np.uint8 else _values(x, where, notes), notes)
@@ -51,21 +50,21 @@ def _image(x: Array, where: str, notes: Notes) -> Array:
 
 def _series(x: Array, where: str, notes: Notes) -> Array:
     if x.ndim != 3:
-        raise CoterieError(f"{where}: --input series takes samples of two axes, (C, T) or (T, F), not of {size(x)}")
+        raise CoterieError(f"{where}: --input series takes samples (C, T) or (T, F), got {size(x)}")
     return _values(x, where, notes)
 
 
 def _values(x: Array, where: str, notes: Notes) -> Array:
     if x.dtype == np.float16:
         return x
-    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is reported as such
+    with np.errstate(over="ignore"):  # overflow becomes infinite, which is reported
         return x.astype(np.float32)
 
 
 def _tokens(x: Array, where: str, notes: Notes) -> Array:
     if x.dtype.kind == "f":
         if not (np.isfinite(x).all() and (x == np.trunc(x)).all()):
-            raise CoterieError(f"{where}: --input tokens takes whole numbers; these are fractions, or some are missing")
+            raise CoterieError(f"{where}: --input tokens takes whole numbers; some values are fractions or missing")
     elif x.dtype == np.uint64 and x.size and x.max() > np.iinfo(np.int64).max:
         raise CoterieError(f"{where}: a token of {x.max()} is too large")
     return x.astype(np.int64)
@@ -79,7 +78,7 @@ def channels_first(x: Array, notes: Notes) -> Array:
     if not is_channels_last(x):
         return x
     first = np.moveaxis(x, 3, 1)
-    once(notes, f"images of {size(x)} have their channels last; they are read as {size(first)}")
+    once(notes, f"images of {size(x)} have their channels last; read as {size(first)}")
     return first
 
 
@@ -88,6 +87,6 @@ def size(x: Array) -> str:
 
 
 def once(notes: Notes, what: str) -> None:
-    """Note something about all samples."""
+    """Report something that concerns all samples."""
     if what not in notes.done:
         notes.done.append(what)

@@ -1,4 +1,4 @@
-"""Test samples that are almost training samples: near-duplicates, overlapping windows, identifiers among features."""
+"""Find leaks from training to test: near-duplicates, overlapping windows, identifiers among features."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 from coterie.data.user.pooled import Pooled
 from coterie.data.user.reading import Array, Notes
 
-TESTED, TRAINED = 2_000, 50_000  # samples that are looked at, drawn at random
-NUMBERS = 2**25  # in all these samples together
-DIMENSIONS = 48  # to which samples are projected first
-NEAREST = 20  # the neighbor that tells how far apart samples are
-NEAR = 0.05  # of that distance: a near-duplicate
-FEW = 4  # columns below which neighbors are close by nature
-SHORTEST = 16  # steps of a series
-ALIKE = "test sample that is almost a training sample; keep what belongs together in one group with --group-column"
+TESTED, TRAINED = 2_000, 50_000  # most samples that are compared, drawn at random
+NUMBERS = 2**25  # most numbers in these samples
+DIMENSIONS = 48  # of the random projection that finds neighbors
+NEAREST = 20  # the neighbor whose distance is the scale
+NEAR = 0.05  # fraction of that distance below which a sample is a near-duplicate
+FEW = 4  # with fewer columns, neighbors are always close
+SHORTEST = 16  # fewest steps of a series
+NEARLY_EQUAL = "test sample that nearly equals a training sample; keep related samples in one group with --group-column"
 SHIFTED = (
     "test window that overlaps a training window; keep the windows of one recording together with --group-column, or "
-    "bring a split of your own"
+    "provide your own split"
 )
 IDENTIFIER = (
     "column that looks like an identifier is used as a feature; leave it out with --drop-column, or keep its rows "
@@ -45,7 +45,7 @@ def _some(draw: np.random.Generator, rows: Array, most: int) -> Array:
 
 
 def identifiers(pooled: Pooled, notes: Notes) -> None:
-    """Note columns with the name of an identifier, or with another whole number in every row."""
+    """Report columns with the name of an identifier, or with a different integer in every row."""
     for at, column in enumerate(pooled.columns):
         values = pooled.x[:, at]
         known = values[np.isfinite(values)]
@@ -58,12 +58,12 @@ def identifiers(pooled: Pooled, notes: Notes) -> None:
 
 
 def near_duplicates(pooled: Pooled, train: Array, test: Array, notes: Notes) -> None:
-    """Note test samples whose nearest training sample is far closer than their other neighbors."""
+    """Report test samples whose nearest training sample is far closer than their other neighbors."""
     scale = _scales(pooled.x[train])
-    known, asked = (_projected(pooled.x[rows], *scale) for rows in (train, test))
+    known, queries = (_projected(pooled.x[rows], *scale) for rows in (train, test))
     found: dict[int, int] = {}
     for start in range(0, len(test), 250):
-        block = asked[start : start + 250]
+        block = queries[start : start + 250]
         squares = (block**2).sum(1)[:, None] + (known**2).sum(1) - 2 * block @ known.T
         near = np.argpartition(squares, NEAREST, axis=1)[:, : NEAREST + 1]
         exact = np.stack(
@@ -73,11 +73,11 @@ def near_duplicates(pooled: Pooled, train: Array, test: Array, notes: Notes) -> 
         close = (order[:, 0] > 0) & (order[:, 0] < NEAR * order[:, NEAREST])
         for row in np.flatnonzero(close):
             found[int(test[start + row])] = int(train[near[row, exact[row].argmin()]])
-    _report(ALIKE, found, pooled, notes, len(test))
+    _report(NEARLY_EQUAL, found, pooled, notes, len(test))
 
 
 def _scales(x: Array) -> tuple[Array, Array, Array]:
-    """Mean and deviation of each number of a sample, and a projection to few dimensions."""
+    """Mean and standard deviation of each number of a sample, and a random projection."""
     flat = x.reshape(len(x), -1).astype(np.float32)
     with np.errstate(invalid="ignore"):
         mean = np.nan_to_num(np.nanmean(flat, axis=0)) if np.isfinite(flat).any() else np.zeros(flat.shape[1])
@@ -103,14 +103,14 @@ def _blocks(x: Array) -> list[Array]:
 
 
 def _distances(x: Array, near: Array, mean: Array, std: Array, projection: Array) -> Array:
-    """(k,) between a sample and others (k, ...), of all their numbers."""
+    """(k,) distances between a sample and others (k, ...), before projection."""
     apart = _scaled(near.reshape(len(near), -1), mean, std) - _scaled(x.reshape(1, -1), mean, std)
     made: Array = np.sqrt((apart**2).sum(1))
     return made
 
 
 def overlaps(pooled: Pooled, train: Array, test: Array, notes: Notes) -> bool:
-    """Note test windows whose beginning is the end of a training window, or the other way round."""
+    """Report test windows whose beginning is the end of a training window, or vice versa."""
     shape = pooled.x.shape[1:]
     if len(shape) > 2 or pooled.x.dtype == np.uint8:
         return False
@@ -131,7 +131,7 @@ def overlaps(pooled: Pooled, train: Array, test: Array, notes: Notes) -> bool:
 
 
 def _steps(windows: Array) -> Array:
-    """(n, T - w + 1) a hash of each run of w steps of windows (n, T, C); 0 where the run is constant."""
+    """(n, T - w + 1) a hash of each run of w steps of windows (n, T, C); 0 for a constant run."""
     values = np.ascontiguousarray(windows.astype(np.float64)).view(np.uint64)
     factors = np.random.default_rng(1).integers(1, 2**63, values.shape[2], dtype=np.uint64) | np.uint64(1)
     mixed = values ^ (values >> np.uint64(29))
@@ -151,7 +151,7 @@ def _shifted(later: Array, earlier: Array, later_at: Array, earlier_at: Array) -
     """Pairs (i, j): the beginning of later[i] is the end of earlier[j]. later_at, earlier_at: their hashes."""
     begin: dict[int, int] = {int(code): i for i, code in enumerate(later_at[:, 0]) if code}
     inside = np.isin(earlier_at, np.array(list(begin), np.uint64))
-    inside[:, 0] = False  # not shifted at all: an equal beginning, or a copy
+    inside[:, 0] = False  # no shift: an equal beginning, or a duplicate
     pairs = []
     for j, at in zip(*np.nonzero(inside), strict=True):
         i = begin[int(earlier_at[j, at])]
@@ -160,12 +160,12 @@ def _shifted(later: Array, earlier: Array, later_at: Array, earlier_at: Array) -
     return pairs
 
 
-def _report(what: str, found: dict[int, int], pooled: Pooled, notes: Notes, looked: int) -> None:
-    def tell(i: int) -> str:
+def _report(what: str, found: dict[int, int], pooled: Pooled, notes: Notes, checked: int) -> None:
+    def describe(i: int) -> str:
         return f"{pooled.place(i)} and {pooled.place(found[i])}"
 
     rows = np.array(sorted(found), np.int64)
-    notes.wrong_at(what, rows, tell, stops=False)
+    notes.wrong_at(what, rows, describe, stops=False)
     total = int(pooled.test.sum())
-    if len(rows) and looked < total:
-        notes.problems[what].examples.append(f"of {looked:,} test samples looked at, out of {total:,}")
+    if len(rows) and checked < total:
+        notes.problems[what].examples.append(f"{checked:,} of {total:,} test samples were checked")

@@ -1,4 +1,4 @@
-"""The parts of all clients pooled: one shape, one type, classes as numbers, every sample train or test."""
+"""Pool the parts of all clients: one shape, one type, integer labels, a training and a test split."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from coterie.data.user.reading import (
     Part,
     Reading,
     in_order,
+    shaped,
 )
 from coterie.data.user.split import divided_groups, keep_categories, split_parts
 
@@ -35,7 +36,7 @@ Whole = NDArray[np.int64]
 
 
 class Places:
-    """File and row of every sample."""
+    """Maps a sample to its file and row."""
 
     def __init__(self, parts: list[Part]) -> None:
         self.places = [part.place for part in parts]
@@ -48,21 +49,21 @@ class Places:
 
 @dataclass(frozen=True)
 class Pooled:
-    form: str  # what kind of data it is, in words
-    clients: tuple[str, ...]  # their names
+    form: str  # the format in words
+    clients: tuple[str, ...]  # names
     classes: tuple[str, ...]
     x: Array  # (N, ...) uint8, int64, float16 or float32
     y: Whole  # (N,) -1: no class
     owner: Whole  # (N,)
     test: NDArray[np.bool_]  # (N,)
-    divided: bool  # whether a split was made here
+    divided: bool  # whether the split was made here rather than given
     place: Places
     columns: tuple[Column, ...] = ()  # of a table
-    group: Whole | None = None  # (N,) samples of one group stay together
-    done: tuple[str, ...] = ()  # how the samples were understood, where that may surprise
+    group: Whole | None = None  # (N,) a group is never split
+    done: tuple[str, ...] = ()  # how the samples were read, if that may surprise
 
     def sizes(self, chosen: NDArray[np.bool_]) -> Whole:
-        """(m,) how many of the chosen samples each client has."""
+        """(m,) number of chosen samples per client."""
         return np.bincount(self.owner[chosen], minlength=len(self.clients))
 
     def dataset(self, name: str, reading: Reading) -> Dataset:
@@ -90,18 +91,18 @@ class Pooled:
 
 
 def pool(found: Found, reading: Reading, notes: Notes, where: str) -> Pooled:
-    """All samples that can be used; whatever cannot be is noted. where: what it all is in, for errors."""
+    """Pool all usable samples and report the others. where: file or folder, for error messages."""
     names = tuple(dict.fromkeys(part.client for part in found.parts))
-    parts = alike([part for part in found.parts if len(part.x)], found.columns, reading, notes)
+    parts = same_kind([part for part in found.parts if len(part.x)], found.columns, reading, notes)
     if not parts:
-        raise CoterieError(f"{where}: there are no samples" + "".join(f"; {problem}" for problem in notes.errors))
+        raise CoterieError(f"{where}: no samples" + "".join(f"; {problem}" for problem in notes.errors))
     x = np.concatenate([part.x for part in parts])
     index = {name: i for i, name in enumerate(names)}
     owner = np.repeat([index[part.client] for part in parts], [len(part.x) for part in parts])
     place = Places(parts)
     y, classes = numbered(joined_labels(parts), found.classes, place, notes)
     if len(classes) > MOST_CLASSES:
-        raise CoterieError(f"{where}: {len(classes):,} classes are too many; is the label the right one?")
+        raise CoterieError(f"{where}: {len(classes):,} classes are too many; is this the right label column?")
     columns = check_values(x, found.columns, reading, place, notes)
     group = joined_groups(parts, place, notes)
     test, divided = split_parts(parts, y, group, reading)
@@ -115,8 +116,8 @@ def pool(found: Found, reading: Reading, notes: Notes, where: str) -> Pooled:
     return pooled
 
 
-def alike(parts: list[Part], columns: tuple[Column, ...], reading: Reading, notes: Notes) -> list[Part]:
-    """The parts with samples of the most frequent shape and type; the others are noted."""
+def same_kind(parts: list[Part], columns: tuple[Column, ...], reading: Reading, notes: Notes) -> list[Part]:
+    """Keep the parts with the most frequent shape and type; report the others."""
     texts = [column.name for column in columns if column.categories]
     if columns and reading.input == "tokens" and texts:
         raise CoterieError(f"--input tokens takes whole numbers; column '{texts[0]}' holds text")
@@ -126,20 +127,16 @@ def alike(parts: list[Part], columns: tuple[Column, ...], reading: Reading, note
         kinds[part.x.shape[1:], part.x.dtype] += len(part.x)
     if not kinds:
         return []
-    usual = kinds.most_common(1)[0][0]
+    common = kinds.most_common(1)[0][0]
     for part in parts:
-        if (own := (part.x.shape[1:], part.x.dtype)) != usual:
-            what = OTHER_SHAPE if own[0] != usual[0] else "another type of numbers than the rest"
-            notes.wrong(what, f"{part.place(0)}, {len(part.x)} samples: {told(*own)}, most have {told(*usual)}")
-    return [part for part in parts if (part.x.shape[1:], part.x.dtype) == usual]
-
-
-def told(shape: tuple[int, ...], kind: Any) -> str:
-    return f"{' x '.join(map(str, shape))} {kind}"
+        if (own := (part.x.shape[1:], part.x.dtype)) != common:
+            what = OTHER_SHAPE if own[0] != common[0] else "different number type than the rest"
+            notes.wrong(what, f"{part.place(0)}, {len(part.x)} samples: {shaped(*own)}, most have {shaped(*common)}")
+    return [part for part in parts if (part.x.shape[1:], part.x.dtype) == common]
 
 
 def joined_groups(parts: list[Part], place: Places, notes: Notes) -> Whole | None:
-    """(N,) a number for each group."""
+    """(N,) group ids."""
     groups = [part.group for part in parts if part.group is not None]
     if not groups:
         return None
@@ -152,7 +149,7 @@ def joined_groups(parts: list[Part], place: Places, notes: Notes) -> Whole | Non
 
 
 def joined_labels(parts: list[Part]) -> Array:
-    """(N,) numbers where all clients have numbers; names where one has names."""
+    """(N,) integers if all clients have integers, else names."""
     labels = [part.y for part in parts]
     if any(y.dtype.kind == "U" for y in labels):
         labels = [y if y.dtype.kind == "U" else np.where(y == MISSING, "", y.astype(str)) for y in labels]
@@ -160,7 +157,7 @@ def joined_labels(parts: list[Part]) -> Array:
 
 
 def numbered(y: Array, known: tuple[str, ...] | None, place: Places, notes: Notes) -> tuple[Whole, tuple[str, ...]]:
-    """(N,) the number of each label's class, -1 where it has none; and the names of the classes."""
+    """(N,) class indices, -1 for invalid labels; and the class names."""
     if y.dtype.kind == "U":
         values, at = np.unique(y, return_inverse=True)
         names = known or tuple(sorted((str(v) for v in values if v), key=in_order))
@@ -180,19 +177,19 @@ def numbered(y: Array, known: tuple[str, ...] | None, place: Places, notes: Note
 
 
 def count_clients(pooled: Pooled, notes: Notes) -> None:
-    """Notes clients and classes that lack something."""
+    """Report clients and classes without samples, and clients with one class."""
     train, test = pooled.sizes(~pooled.test), pooled.sizes(pooled.test)
     for i, name in enumerate(pooled.clients):
         if name in ("", "nan"):
-            notes.wrong("sample that does not say its client", pooled.place(int(np.argmax(pooled.owner == i))))
+            notes.wrong("sample without a client", pooled.place(int(np.argmax(pooled.owner == i))))
         if train[i] == 0:
             notes.wrong("client without training samples", f"client {i} ({name})")
         elif test[i] == 0:
-            notes.worth_knowing("client without test samples, so nothing is measured on it", f"client {i} ({name})")
+            notes.worth_knowing("client without test samples, so it is not evaluated", f"client {i} ({name})")
     known = pooled.y >= 0
     pairs = np.unique(np.stack([pooled.owner[known], pooled.y[known]]), axis=1)
     of_client = np.bincount(pairs[0], minlength=len(pooled.clients))
     for lone in np.flatnonzero(of_client == 1):
         notes.worth_knowing("client with one class only", f"client {lone} ({pooled.clients[lone]})")
     for k in np.flatnonzero(np.bincount(pairs[1], minlength=len(pooled.classes)) == 0):
-        notes.worth_knowing("class that nobody has", f"class {k} ({pooled.classes[k]})")
+        notes.worth_knowing("class without samples", f"class {k} ({pooled.classes[k]})")

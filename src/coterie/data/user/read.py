@@ -1,4 +1,4 @@
-"""From a path to a dataset: which form it has, and what to do with it."""
+"""Read a dataset from a path, whatever its format."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from coterie.data.user.tables import is_table, read_tables, table_files
 
 FORMS = (
     "a folder with a CSV or Parquet file for each client, a folder of images for each client, an .npz with x, y and "
-    "client, one CSV or Parquet file with a column for the client, a Hugging Face dataset on disk, a folder of PFLlib"
+    "client, one CSV or Parquet file with a client column, a Hugging Face dataset on disk, or a PFLlib folder"
 )
 
 
 def is_path(name: str) -> bool:
-    """Whether this is meant as a path, not as the name of a dataset."""
+    """Whether this is a path rather than the name of a dataset."""
     return os.sep in name or name.startswith(("~", ".")) or (not is_known(name) and os.path.exists(name))
 
 
 def read_own(path: str | os.PathLike[str], reading: Reading) -> Dataset:
-    """Data of one's own, or an error that says what is wrong with them."""
+    """Read a user's data; raises an error with the first problem."""
     where, notes = located(path), Notes()
     pooled = pooled_at(where, reading, notes)
     if notes.errors:
         kinds = f", and {len(notes.errors) - 1} more kinds of problems" if len(notes.errors) > 1 else ""
-        raise CoterieError(f"{notes.errors[0]}{kinds}. `coterie data check {shlex.quote(str(path))}` tells all")
+        raise CoterieError(f"{notes.errors[0]}{kinds}. `coterie data check {shlex.quote(str(path))}` lists all")
     last = where.resolve()
     name = readable(last.name if last.is_dir() else last.stem)
     return pooled.dataset(f"own-{name}" if is_known(name) else name or "own", reading)
@@ -53,7 +53,7 @@ def pooled_at(path: Path, reading: Reading, notes: Notes) -> Pooled:
     except OSError as error:
         raise CoterieError(f"{error.filename or path}: cannot be read ({error.strerror})") from None
     except MemoryError:
-        raise CoterieError(f"{path}: does not fit into the memory of this machine") from None
+        raise CoterieError(f"{path}: does not fit into memory") from None
 
 
 def find(path: Path, reading: Reading, notes: Notes) -> Found:
@@ -71,4 +71,4 @@ def find(path: Path, reading: Reading, notes: Notes) -> Found:
             return read_tables(files, reading, notes)
         if any(entry.is_dir() for entry in entries(path)):
             return read_image_tree(path, reading, notes)
-    raise CoterieError(f"{path}: no data that can be read. It can be {FORMS}")
+    raise CoterieError(f"{path}: no data that can be read. Expected: {FORMS}")

@@ -1,4 +1,4 @@
-"""What a reader is asked for, and what it returns: parts of clients, and notes of what is wrong with them."""
+"""Options and results of readers: the parts of all clients, and the problems found in them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from coterie.core.typed import check_types
 
 Array = NDArray[Any]
 
-MISSING = np.iinfo(np.int64).min  # a label that is not there; among names of classes it is ""
-EXAMPLES = 5  # places that are named for each kind of problem
-LABELS = ("label", "labels", "y", "target", "class", "diagnosis")  # columns that are taken for the label
+MISSING = np.iinfo(np.int64).min  # a missing label; "" among class names
+EXAMPLES = 5  # places reported for each kind of problem
+LABELS = ("label", "labels", "y", "target", "class", "diagnosis")  # default names of the label column
 CLIENTS = ("client", "client_id", "user", "user_id", "writer", "writer_id", "hospital", "site", "device")
 NO_LABEL = "no label"
 OUT_OF_RANGE = "label out of range"
 UNREADABLE = "cannot be read"
-OTHER_SHAPE = "another shape than the rest"
+OTHER_SHAPE = "different shape than the rest"
 INPUTS = ("auto", "image", "series", "values", "tokens")
 FILLS = ("refuse", "median")
 ONE_LABEL = "Coterie trains classifiers with one label per sample, a whole number from 0 or a name"
@@ -33,50 +33,50 @@ ONE_LABEL = "Coterie trains classifiers with one label per sample, a whole numbe
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How data of one's own are read."""
+    """How to read users' data."""
 
-    label_column: str | None = field(default=None, metadata={"help": "own tables: the column with the label"})
-    client_column: str | None = field(default=None, metadata={"help": "own tables: the column with the client's name"})
+    label_column: str | None = field(default=None, metadata={"help": "label column of your table"})
+    client_column: str | None = field(default=None, metadata={"help": "client column of your table"})
     group_column: str | None = field(
         default=None,
-        metadata={"help": "own tables: rows with the same value (patient, recording) stay on one side of every split"},
+        metadata={"help": "group column of your table (patient, recording): a group stays on one side of every split"},
     )
     drop_column: str | None = field(
-        default=None, metadata={"help": "own tables: columns that are not used; several with commas"}
+        default=None, metadata={"help": "columns of your table to leave out, separated by commas"}
     )
     input: str = field(
         default="auto",
         metadata={
-            "help": "own data: what a sample is: image, series, values (numbers that are not scaled), tokens (whole "
-            "numbers for an embedding), or auto (bytes with three axes are images, other whole numbers are tokens)"
+            "help": "type of your samples: image, series, values (numbers, not scaled), tokens (integers for an "
+            "embedding), or auto (bytes with three axes are images, other integers are tokens)"
         },
     )
     missing: str = field(
         default="refuse",
-        metadata={"help": "own tables: missing values: refuse them, or fill them with the training median"},
+        metadata={"help": "missing values in your tables: refuse, or fill with the training median"},
     )
     channel_axis: int | None = field(
         default=None,
-        metadata={"help": "axis of one sample along which --normalise auto takes statistics: (C, T) 0, (T, F) 1"},
+        metadata={"help": "channel axis of one sample for --normalise auto: 0 for (C, T), 1 for (T, F)"},
     )
-    test_share: float = field(default=0.25, metadata={"help": "own data without a test split: the share to test with"})
-    split_seed: int = field(default=0, metadata={"help": "own data without a test split: the seed of the split"})
+    test_share: float = field(default=0.25, metadata={"help": "share to test with, if your data have no test split"})
+    split_seed: int = field(default=0, metadata={"help": "seed of this split of your samples"})
 
     def __post_init__(self) -> None:
         check_types(type(self), vars(self))
 
     def check(self) -> None:
         if not 0 < self.test_share < 1:
-            raise CoterieError(f"test_share is {self.test_share}: it must be more than 0 and less than 1")
+            raise CoterieError(f"test_share must be above 0 and less than 1, got {self.test_share}")
         if self.split_seed < 0:
-            raise CoterieError(f"split_seed is {self.split_seed}: it must be at least 0")
+            raise CoterieError(f"split_seed must be at least 0, got {self.split_seed}")
         if self.input not in INPUTS:
             raise unknown("input", self.input, INPUTS)
         if self.missing not in FILLS:
-            raise unknown("way to treat missing values", self.missing, FILLS)
+            raise unknown("--missing value", self.missing, FILLS)
 
     def refuse_columns(self, path: Path, form: str) -> None:
-        """Refuse names of columns for data without columns."""
+        """Raise an error if a column is named for data without columns."""
         for name in ("label_column", "client_column", "group_column", "drop_column"):
             if getattr(self, name) is not None:
                 raise CoterieError(f"{path}: --{name.replace('_', '-')} is for tables, not for {form}")
@@ -87,20 +87,20 @@ class Reading:
 
 
 class Part(NamedTuple):
-    """Samples of one client, of one split or not yet divided."""
+    """Samples of one client, from one split or not yet split."""
 
     client: str
-    split: str | None  # train, test; None: to be divided
+    split: str | None  # train, test; None: not yet split
     x: Array  # (n, ...) as in the file
-    y: Array  # (n,) int64, or names of classes
-    place: Callable[[int], str]  # where a sample stands: file and row
-    group: Array | None = None  # (n,) names of what must not be divided between training and test
+    y: Array  # (n,) int64, or class names
+    place: Callable[[int], str]  # file and row of a sample
+    group: Array | None = None  # (n,) group names; a group is not divided between training and test
 
 
 class Found(NamedTuple):
-    form: str  # what kind of data it is, in words
+    form: str  # the format in words
     parts: list[Part]
-    classes: tuple[str, ...] | None = None  # their names, where the data say them
+    classes: tuple[str, ...] | None = None  # names, if the data define them
     columns: tuple[Column, ...] = ()  # of a table
 
 
@@ -118,11 +118,11 @@ class Problem:
 
 @dataclass
 class Notes:
-    """What a reader noticed. A kind of problem is kept once, with a count and the first places."""
+    """Problems that a reader found: each kind once, with a count and the first places."""
 
     problems: dict[str, Problem] = field(default_factory=dict)
-    room: int = field(default_factory=lambda: memory() // 4)  # bytes of samples that may still be read
-    done: list[str] = field(default_factory=list)  # how all samples were understood, where that may surprise
+    room: int = field(default_factory=lambda: memory() // 4)  # bytes that may still be read
+    done: list[str] = field(default_factory=list)  # how all samples were read, if that may surprise
 
     def wrong(self, what: str, where: str, stops: bool = True) -> None:
         problem = self.problems.setdefault(what, Problem(what, stops))
@@ -130,10 +130,10 @@ class Notes:
         if len(problem.examples) < EXAMPLES:
             problem.examples.append(where)
 
-    def wrong_at(self, what: str, rows: Array, tell: Callable[[int], str], stops: bool = True) -> None:
-        """Of so many samples; only the first few are told."""
+    def wrong_at(self, what: str, rows: Array, describe: Callable[[int], str], stops: bool = True) -> None:
+        """Report a problem of several samples and describe the first few."""
         for row in rows[:EXAMPLES].tolist():
-            self.wrong(what, tell(row), stops)
+            self.wrong(what, describe(row), stops)
         if len(rows) > EXAMPLES:
             self.problems[what].count += len(rows) - EXAMPLES
 
@@ -141,7 +141,7 @@ class Notes:
         self.wrong(what, where, stops=False)
 
     def add(self, other: Notes) -> None:
-        """What was noted elsewhere, with the room left there."""
+        """Merge other notes, and continue with their remaining room."""
         self.room = other.room
         for what, problem in other.problems.items():
             own = self.problems.setdefault(what, Problem(what, problem.stops))
@@ -149,10 +149,10 @@ class Notes:
             own.examples = (own.examples + problem.examples)[:EXAMPLES]
 
     def need(self, size: int, path: Path) -> None:
-        """Before so many bytes are read."""
+        """Reserve memory before `size` bytes are read."""
         self.room -= size
         if self.room < 0:
-            raise CoterieError(f"{path}: with this, the samples take more than a quarter of the memory of this machine")
+            raise CoterieError(f"{path}: the samples would take more than a quarter of the memory of this machine")
 
     @property
     def errors(self) -> list[Problem]:
@@ -160,7 +160,7 @@ class Notes:
 
 
 def memory() -> int:
-    """Bytes that this machine has; where it does not tell, 16 GiB."""
+    """Bytes of physical memory; 16 GiB if unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -168,33 +168,33 @@ def memory() -> int:
 
 
 def in_order(name: str) -> list[Any]:
-    """Sorts client2 before client10."""
+    """Natural sort key: client2 before client10."""
     return [int(piece) if at % 2 else piece for at, piece in enumerate(re.split(r"([0-9]{1,18})", name))]
 
 
 def readable(name: str) -> str:
-    """A file's name as text that can be written and printed, whatever its bytes are."""
+    """A file name as valid Unicode text."""
     return os.fsencode(name).decode("utf-8", "replace")
 
 
 def entries(folder: Path) -> list[Path]:
-    """What is in a folder, in order, without hidden files."""
+    """The entries of a folder in natural order, without hidden files."""
     try:
         return sorted((p for p in folder.iterdir() if not p.name.startswith(".")), key=lambda p: in_order(p.name))
     except OSError as error:
         raise CoterieError(f"{folder}: cannot be read ({error.strerror})") from None
 
 
-def find_column(names: Sequence[str], named: str | None, usual: Sequence[str], what: str, path: Path | str) -> str:
-    """The column that the user named, or the only one with a usual name."""
+def find_column(names: Sequence[str], named: str | None, common: Sequence[str], what: str, path: Path | str) -> str:
+    """The named column, or the only one with a common name."""
     if named is not None:
         if named not in names:
             raise CoterieError(f"{path}: {unknown(f'column for the {what}', named, names)}")
         return named
-    found = [name for name in names if name.lower() in usual]
+    found = [name for name in names if name.lower() in common]
     if len(found) != 1:
         listed = ", ".join(names[:30]) + (", ..." if len(names) > 30 else "")
-        raise CoterieError(f"{path}: which column is the {what}? Name it with --{what}-column; there are: {listed}")
+        raise CoterieError(f"{path}: which column is the {what}? Name it with --{what}-column; columns: {listed}")
     return found[0]
 
 
@@ -206,7 +206,7 @@ def by_client(
     place: Callable[[int], str],
     group: Array | None = None,
 ) -> list[Part]:
-    """A part for each client, from samples that say whose they are."""
+    """Group samples by owner: one part per client."""
     names, owner, counts = np.unique(as_names(owners, place), return_inverse=True, return_counts=True)
     rows = np.split(np.argsort(owner, kind="stable"), np.cumsum(counts)[:-1])
     made = [
@@ -217,27 +217,35 @@ def by_client(
     return sorted(made, key=lambda part: in_order(part.client))
 
 
+def rows_in(where: object, unit: str = "row") -> Callable[[int], str]:
+    return lambda i: f"{where}, {unit} {i}"
+
+
+def shaped(shape: tuple[int, ...], kind: object) -> str:
+    return f"{' x '.join(map(str, shape))} {kind}"
+
+
 def _of_rows(place: Callable[[int], str], rows: Array) -> Callable[[int], str]:
     return lambda i: place(int(rows[i]))
 
 
 def as_names(values: Array, place: Callable[[int], str]) -> Array:
-    """Numbers or text as text."""
+    """Convert numbers, bytes or text to text."""
     if values.dtype.kind == "S":
         return np.char.decode(values, "utf-8", "replace")
     if values.dtype.kind not in "iubfU":
-        raise CoterieError(f"{place(0)}: '{values.dtype}' is no type of labels or names of clients")
+        raise CoterieError(f"{place(0)}: labels and client names cannot have type '{values.dtype}'")
     return values.astype(str)
 
 
 def as_text(values: Sequence[str], notes: Notes, path: Path) -> Array:
-    """An array of names, each as wide as the longest: that is checked against the memory first."""
+    """An array of names, after a check of its memory: each is as wide as the longest."""
     notes.need(4 * max(map(len, values), default=0) * len(values), path)
     return np.array(values, dtype=str)
 
 
 def whole_labels(values: Array, notes: Notes, place: Callable[[int], str]) -> Array:
-    """(n,) labels as int64 or as names: numbers must be whole, NaN stands for no label."""
+    """(n,) labels as int64 or as names; numbers must be whole, NaN means no label."""
     seen = f"labels of type {values.dtype}, shape {values.shape}"
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
@@ -265,7 +273,7 @@ def whole_labels(values: Array, notes: Notes, place: Callable[[int], str]) -> Ar
 
 
 def object_labels(values: Array, seen: str, place: Callable[[int], str]) -> Array:
-    """Text in which None or NaN stands for no label."""
+    """Labels as text; None and NaN mean no label."""
     names = []
     for i, value in enumerate(values):
         if value is None or (isinstance(value, float) and np.isnan(value)):

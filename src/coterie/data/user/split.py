@@ -1,4 +1,4 @@
-"""Training and test samples, where the data do not say which are which."""
+"""Split samples into training and test, if the data have no split."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Mask = NDArray[np.bool_]
 
 
 def digests(x: Array) -> Array:
-    """(n,) 16 bytes for each sample (n, ...); samples are equal where these are."""
+    """(n,) a 16-byte hash of each sample (n, ...)."""
     made = (hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in x)
     return np.array(list(made), dtype="V16") if len(x) else np.empty(0, "V16")
 
 
 def split_parts(parts: list[Part], y: Array, group: Array | None, reading: Reading) -> tuple[Mask, bool]:
-    """(N,) which samples are for testing, and whether that was decided here."""
+    """(N,) a mask of the test samples, and whether any part was split here."""
     ends = np.cumsum([len(part.x) for part in parts])[:-1]
     groups = [None] * len(parts) if group is None else np.split(group, ends)
     tests, decided = [], dict[int, bool]()
@@ -33,7 +33,7 @@ def split_parts(parts: list[Part], y: Array, group: Array | None, reading: Readi
         copies = digests(part.x) if together is None else together
         classes = own if together is None else most_common(own, together)
         chosen = choose_test(classes, copies, reading.test_share, reading.split_seed, part.client)
-        if together is not None:  # a group that another client has too stays on the side it is on there
+        if together is not None:  # a group of several clients is on the same side on all of them
             for name, side in zip(together.tolist(), chosen.tolist(), strict=True):
                 decided.setdefault(name, side)
             chosen = np.array([decided[name] for name in together.tolist()], bool)
@@ -42,14 +42,14 @@ def split_parts(parts: list[Part], y: Array, group: Array | None, reading: Readi
 
 
 def divided_groups(group: Array, test: Mask, place: Callable[[int], str], notes: Notes) -> None:
-    """Note groups with training and test samples, which only a split that the data bring can have."""
+    """Report groups with training and test samples, which only a split in the data can have."""
     both = np.intersect1d(group[test], group[~test])
     rows = np.array([np.flatnonzero(test & (group == name))[0] for name in both[:100]], np.int64)
 
-    def tell(i: int) -> str:
+    def describe(i: int) -> str:
         return f"{place(i)} and {place(int(np.flatnonzero(~test & (group == group[i]))[0]))}"
 
-    notes.wrong_at("group in training and in test", rows, tell)
+    notes.wrong_at("group in training and in test", rows, describe)
 
 
 def keep_categories(
@@ -61,9 +61,9 @@ def keep_categories(
     place: Callable[[int], str],
     notes: Notes,
 ) -> Mask:
-    """(N,) the test samples without those of a category that no training sample has: they are moved to training.
+    """(N,) the mask of test samples, after moving those with a category that no training sample has to training.
 
-    given (N,): whether the data say the split themselves; then such categories are noted.
+    given (N,): whether the data define the split; then such categories are reported instead.
     """
     test = test.copy()
     for at, column in enumerate(columns):
@@ -76,22 +76,22 @@ def keep_categories(
             moved = np.isin(group, group[moved]) & ~given
         test &= ~moved
 
-        def tell(i: int, codes: Array = codes, column: Column = column) -> str:
+        def describe(i: int, codes: Array = codes, column: Column = column) -> str:
             return f"{place(i)}, column '{column.name}': {column.categories[int(codes[i])]!r}"
 
-        notes.wrong_at("category that no training sample has", np.flatnonzero(unseen & given), tell)
+        notes.wrong_at("category that no training sample has", np.flatnonzero(unseen & given), describe)
     return test
 
 
 def choose_test(y: Array, copies: Array, share: float, seed: int, client: str) -> Mask:
-    """(n,) which samples of a client are for testing: about `share` of each class, at random, never all of them.
+    """(n,) a mask of a client's test samples: a random `share` of each class, never all samples.
 
     copies (n,): samples with the same value stay together. The draw depends on the seed and the client's name.
     """
     _, first, same = np.unique(copies, return_index=True, return_inverse=True)
     draw = np.random.default_rng([seed, zlib.crc32(client.encode("utf-8", "replace"))])
     mixed = draw.permutation(len(first))
-    order = mixed[np.argsort(y[first][mixed], kind="stable")]  # class by class, at random within
+    order = mixed[np.argsort(y[first][mixed], kind="stable")]  # by class, shuffled within each class
     steps = np.floor(np.arange(len(order) + 1) * share + 0.5)
     chosen = np.zeros(len(order), bool)
     chosen[order] = np.diff(steps) > 0  # evenly along the order: each class within 1 of its share
@@ -101,7 +101,7 @@ def choose_test(y: Array, copies: Array, share: float, seed: int, client: str) -
 
 
 def most_common(y: Array, group: Array) -> Array:
-    """(n,) for each sample the most frequent class of its group, the smallest of several."""
+    """(n,) for each sample the most frequent class of its group; the smallest if tied."""
     number = np.unique(group, return_inverse=True)[1].reshape(-1)
     pairs, counts = np.unique(np.stack([number, y]), axis=1, return_counts=True)
     order = np.lexsort((pairs[1], -counts, pairs[0]))

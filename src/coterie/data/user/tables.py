@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from coterie.core.errors import CoterieError, unknown
+from coterie.data.describe import some
 from coterie.data.user.arrow_columns import parquet_names, read_parquet
 from coterie.data.user.bounds import Unusable
 from coterie.data.user.csv_files import csv_names, read_csv
@@ -61,7 +62,7 @@ def is_csv(path: Path) -> bool:
 def read_tables(
     files: Sequence[tuple[Path, str | None]], reading: Reading, notes: Notes, shared: bool = False
 ) -> Found:
-    """A client's name is that of its file, unless a column holds it; a shared file must have such a column."""
+    """Read tables. A client is named by its file or by the client column, which a shared file must have."""
     columns: Columns | None = None
     read: list[File] = []
     for path, split in files:
@@ -76,7 +77,7 @@ def read_tables(
     kind = "CSV" if is_csv(files[0][0]) else "Parquet"
     if columns is None:
         return Found(f"{kind} files", [])
-    read = alike(read, columns, notes)
+    read = same_types(read, columns, notes)
     features = unified([file.frame for file in read], columns.features, notes)
     parts = [part for file in read for part in divided(file)]
     how = f"{kind}, clients in column '{columns.client}'" if columns.client else f"{kind} files"
@@ -84,7 +85,7 @@ def read_tables(
 
 
 def choose(names: Sequence[str], reading: Reading, shared: bool, path: Path | str) -> Columns:
-    """Which columns are what."""
+    """Assign roles to the columns."""
     for name in reading.dropped:
         if name not in names:
             raise CoterieError(f"{path}: {unknown('column to drop', name, names)}")
@@ -97,7 +98,7 @@ def choose(names: Sequence[str], reading: Reading, shared: bool, path: Path | st
         client = find_column(others, reading.client_column, CLIENTS, "client", path)
     features = tuple(name for name in names if name not in (label, client, group, *reading.dropped))
     if not features:
-        raise CoterieError(f"{path}: there are no columns beside the label")
+        raise CoterieError(f"{path}: no columns besides the label")
     return Columns(label, client, features, group)
 
 
@@ -105,17 +106,13 @@ def same_columns(columns: Columns, names: Sequence[str], dropped: Sequence[str])
     wanted = {name for name in (columns.label, columns.client, columns.group, *columns.features) if name is not None}
     lacks, more = wanted - set(names), set(names) - wanted - set(dropped)
     if lacks or more:
-        told = [f"{word} {some(which)}" for word, which in (("lacks", lacks), ("has", more)) if which]
-        raise Unusable(f"other columns than the files before it: it {' and '.join(told)}")
+        found = (("missing", lacks), ("unexpected", more))
+        differences = "; ".join(f"{word}: {some(sorted(which), 10)}" for word, which in found if which)
+        raise Unusable(f"columns differ from those of the previous files ({differences})")
 
 
-def some(names: set[str], most: int = 10) -> str:
-    listed = sorted(names)
-    return ", ".join(listed[:most]) + (f" and {len(listed) - most:,} more" if len(listed) > most else "")
-
-
-def alike(files: list[File], columns: Columns, notes: Notes) -> list[File]:
-    """A column with text in one file holds text in all of them."""
+def same_types(files: list[File], columns: Columns, notes: Notes) -> list[File]:
+    """Read a column with text in one file as text in all of them."""
     text = {column for file in files for column in file.frame.texts}
     made = []
     for path, split, frame in files:
@@ -123,7 +120,7 @@ def alike(files: list[File], columns: Columns, notes: Notes) -> list[File]:
         for column in text - set(frame.texts) - numeric:
             frame.texts[column] = []
         if numeric and is_csv(path):
-            frame = read_csv(path, columns, Notes(room=notes.room), text)  # its problems are known already
+            frame = read_csv(path, columns, Notes(room=notes.room), text)  # its problems are already reported
         elif numeric:
             name = columns.features[min(numeric)]
             notes.wrong(UNREADABLE, f"{path}: column '{name}' holds numbers here and text in other files")
@@ -142,7 +139,7 @@ def divided(file: File) -> list[Part]:
 
 
 def own_groups(group: Array | None, client: str) -> Array | None:
-    """Groups of one client, whose numbers may mean something else on another."""
+    """Prefix group names with the client: the same name on another client is another group."""
     if group is None:
         return None
     return np.where(group == "", "", np.char.add(f"{client}/", group))

@@ -1,4 +1,4 @@
-"""Any torch Dataset, or one for each client; tables in memory as well."""
+"""Build a federation from torch Datasets or from tables in memory."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from coterie.data.user.reading import (
     Reading,
     as_names,
     by_client,
+    rows_in,
     whole_labels,
 )
 from coterie.data.user.tables import choose, own_groups, same_columns
@@ -50,16 +51,16 @@ def clients_from(
     channel_axis: int | None = None,
     transform: Transform | None = None,
 ) -> FederatedData:
-    """The data of a federation from torch Datasets of (sample, label), pandas DataFrames or dictionaries of columns.
+    """Build a federation from torch Datasets of (sample, label), pandas DataFrames or dictionaries of columns.
 
-    train: a list of them, one per client, or a dictionary by client name; or one for all, and `client` gives the
-    client of each sample (of a table: the name of a column).
-    test: the same; if not given, a share of each client's samples is set aside, stratified by class.
-    group: what keeps samples on one side of every split (patient, recording): one value per sample, in the form of
-    `train`; of tables the name of a column.
-    input: what a sample is: "image", "series", "values", "tokens" or "auto", as --input on the command line.
-    missing: "refuse" or "median", for tables. normalise: "auto" for the training samples' mean and deviation per
-    channel; channel_axis: the axis of one sample where its channels lie, 0 for (C, T), 1 for (T, F).
+    train: a list with one per client, or a dictionary by client name; or a single one for all clients, with `client`
+    as the client of each sample (for a table: the name of a column).
+    test: in the same form; default: a share of each client's samples, stratified by class.
+    group: samples with the same value (patient, recording) stay on one side of every split: one value per sample, in
+    the form of `train`; for tables the name of a column.
+    input: type of the samples: "image", "series", "values", "tokens" or "auto", as --input on the command line.
+    missing: "refuse" or "median", for tables. normalise: "auto" for mean and standard deviation of the training samples
+    per channel; channel_axis: the channel axis of one sample, 0 for (C, T), 1 for (T, F).
 
     >>> from torch.utils.data import TensorDataset
     >>> wards = {w: TensorDataset(torch.randn(40, 5), torch.randint(0, 2, (40,))) for w in ("north", "south")}
@@ -80,10 +81,10 @@ def clients_from(
     reading.check()
     if not tables and any((reading.label_column, reading.client_column, reading.group_column, reading.drop_column)):
         raise CoterieError(
-            "names of columns are for tables; of Datasets give `client` and `group` as one value per sample"
+            "column names are for tables; for Datasets, pass `client` and `group` with one value per sample"
         )
     if test is not None and client is not None:
-        raise CoterieError("with `client`, the split is made here: give all samples as one, and no test")
+        raise CoterieError("`client` and `test` cannot be combined: pass all samples as `train`")
     notes = Notes()
     if tables:
         found = tables_of(train, test, reading, notes)
@@ -93,7 +94,7 @@ def clients_from(
         found = Found("torch Datasets", parts)
     known = {part.client for part in found.parts if part.split != "test"}
     if strangers := [part.client for part in found.parts if part.client not in known]:
-        raise CoterieError(f"test samples of clients that do not train: {', '.join(strangers[:5])}")
+        raise CoterieError(f"test samples of clients without training samples: {', '.join(strangers[:5])}")
     pooled = pool(found._replace(classes=tuple(classes) if classes else None), reading, notes, name)
     if notes.errors:
         raise CoterieError("; ".join(map(str, notes.errors)))
@@ -156,65 +157,59 @@ def parts_of(given: Any, client: Any, split: str | None, group: Any, notes: Note
         x, y = read_dataset(given, "the dataset")
         owners = np.asarray(client)
         if owners.shape != (len(x),):
-            raise CoterieError(
-                f"`client` must have one value for each of {len(x)} samples; its shape is {owners.shape}"
-            )
-        place = rows_of("the dataset")
+            raise CoterieError(f"`client` must have one value for each of {len(x)} samples, got shape {owners.shape}")
+        place = rows_in("the dataset", "sample")
         return by_client(x, whole_labels(y, notes, place), owners, split, place, groups_of(group, len(x), "", place))
     if not isinstance(given, (Sequence, Mapping)) or isinstance(given, str):
-        raise CoterieError("give a list of Datasets, one per client, or one Dataset and `client`, one name per sample")
+        raise CoterieError("pass a list of Datasets, one per client, or one Dataset and `client`, one name per sample")
     named = dict(given.items() if isinstance(given, Mapping) else enumerate(given))
     if group is not None and not isinstance(group, Mapping):
         group = dict(enumerate(group))
     if group is not None and set(group) != set(named):
-        raise CoterieError("`group` must have an entry for each client, as `train` has")
+        raise CoterieError("`group` must have an entry for each client, like `train`")
     parts = []
     for key, dataset in named.items():
         where = f"client {key}" + (f", {split}" if split else "")
         x, y = read_dataset(dataset, where)
-        place = rows_of(where)
+        place = rows_in(where, "sample")
         own = None if group is None else groups_of(group[key], len(x), f"{key}/", place)
         parts.append(Part(str(key), split, x, whole_labels(y, notes, place), place, own))
     return parts
 
 
 def groups_of(group: Any, samples: int, prefix: str, place: Callable[[int], str]) -> Array | None:
-    """(n,) names; prefix: of the client, where a group belongs to one client."""
+    """(n,) group names. prefix: of the client, if groups belong to one client."""
     if group is None:
         return None
     values = as_array(group)
     if values.shape != (samples,):
         raise CoterieError(
-            f"{place(0)}: `group` must have one value for each of {samples} samples; its shape is {values.shape}"
+            f"{place(0)}: `group` must have one value for each of {samples} samples, got shape {values.shape}"
         )
     names = as_names(values, place)
     return np.where(names == "", "", np.char.add(prefix, names))
 
 
-def rows_of(where: str) -> Callable[[int], str]:
-    return lambda i: f"{where}, sample {i}"
-
-
 def read_dataset(dataset: Any, where: str) -> tuple[Array, Array]:
-    """Samples (n, ...) and labels (n, ...) of a Dataset that knows its length."""
+    """Samples (n, ...) and labels (n, ...) of a map-style Dataset."""
     if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
         return as_array(dataset.tensors[0]), as_array(dataset.tensors[1])
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        raise CoterieError(f"{where}: {type(dataset).__name__} is not a Dataset that knows its length")
+        raise CoterieError(f"{where}: {type(dataset).__name__} is not a Dataset with __len__ and __getitem__")
     x, y = [], []
     for i in range(len(dataset)):
         sample = dataset[i]
         if not isinstance(sample, (tuple, list)) or len(sample) != 2:
-            raise CoterieError(f"{where}, sample {i}: a pair of sample and label is expected")
+            raise CoterieError(f"{where}, sample {i}: expected a pair (sample, label)")
         x.append(as_array(sample[0], f"{where}, sample {i}"))
         y.append(None if sample[1] is None else as_array(sample[1], f"the label of {where}, sample {i}"))
         if x[-1].shape != x[0].shape:
-            raise CoterieError(f"{where}, sample {i}: its shape is {x[-1].shape}, that of the first {x[0].shape}")
+            raise CoterieError(f"{where}, sample {i}: shape {x[-1].shape} differs from the first sample's {x[0].shape}")
     return (np.stack(x) if x else np.empty((0, 1), np.float32)), joined(y, where)
 
 
 def joined(labels: list[Array | None], where: str) -> Array:
-    """(n, ...) the labels of all samples; text with None where one is missing stays objects."""
+    """(n, ...) the labels of all samples; objects if text labels are missing (None)."""
     known = [label for label in labels if label is not None]
     if not known:
         return np.full(len(labels), np.nan) if labels else np.empty(0, np.int64)
@@ -228,8 +223,8 @@ def joined(labels: list[Array | None], where: str) -> Array:
 
 
 def as_array(value: Any, where: str = "") -> Array:
-    """Of a tensor, an array, a number, text or a Pillow image."""
+    """Convert a tensor, an array, a number, text or a Pillow image."""
     try:
         return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
-    except ValueError:  # lists of unlike length
-        raise CoterieError(f"{where}: lists of different lengths; one shape for all samples is needed") from None
+    except ValueError:  # lists of different lengths
+        raise CoterieError(f"{where}: lists of different lengths; all samples must have the same shape") from None

@@ -1,4 +1,4 @@
-"""Active-set solvers of the programs: which weights of each client are not zero.
+"""Active-set solvers for the quadratic programs: they search which weights of each client are nonzero.
 
 `exchange_sets` is fast and works from the Gram matrix. `descend` is slow and safe, and works from the moments.
 """
@@ -12,26 +12,26 @@ from coterie.methods.fedpac.programs import NOISE, Array, Index, Programs, gradi
 
 Mask = NDArray[np.bool_]
 
-AIM = 1e-10  # the solvers go on until the residual is below this
+AIM = 1e-10  # the solvers stop when the residual is below this
 TOLERANCE = 1e-8  # weights with a larger residual are an error
 FIRST = 1.5  # clients in the sets that the search starts from, times the root of S
 GROWTH = 0.25  # share of the largest set that may enter a set at once
 LEAPS = 25  # exchanges of many clients at once; 4 to 12 are typical
 POLISH = 8  # turns with fresh gradients that aim at AIM; after them TOLERANCE is enough
-BLOCK = 2**17  # numbers in one batch of small matrices: 1 MB stays in the cache
+BLOCK = 2**17  # numbers per batch of small matrices: 1 MB fits in the cache
 
 
 def exchange_sets(programs: Programs) -> Array:
     """Find the nonzero weights (S, S) from the Gram matrix. Rows that do not converge keep the client's own head only.
 
     Without a >= 0 the minimum over a set of clients is M^-1 1, scaled to sum 1. Clients with a negative weight leave
-    the set and those that lie furthest behind p enter it, all at once, until there are none. Sets may repeat; after
+    the set and those that lie furthest behind p enter it, all at once, until no client has to. Sets may repeat; after
     LEAPS turns only the last such client changes, so that in exact arithmetic no set repeats (Murty 1974).
     """
     clients = len(programs.v)
     own = np.eye(clients, dtype=np.bool_)
     free = unconstrained(programs)
-    inside: Mask = free.min(1) > 0  # no client has to leave: this is the minimum
+    inside: Mask = free.min(1) > 0  # no negative weight: this is the minimum
     weights = np.where(inside[:, None], free, own)
     rows = np.flatnonzero(~inside)
     active = own[rows] | largest(free[rows], int(FIRST * clients**0.5))

@@ -6,9 +6,9 @@ The weights a of client i minimize its estimated risk
 
 (Xu, Tong, Huang: Personalized Federated Learning with Feature Alignment and Classifier Collaboration, 2023).
 
-Only the Gram matrix of h leaves the device of the moments, unless its rounding errors could hide a wrong answer; then
+Only the Gram matrix of h leaves the device of the moments, unless its rounding errors could hide a wrong solution; then
 gradients are computed from the moments. Under optimistic execution (gpu/optimistic.py) nothing leaves the GPU: one
-kernel solves the programs, and if its answer is not within the tolerance, the round is computed again here.
+kernel solves the programs, and if its solution is not within the tolerance, the round is computed again here.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ MAX_CLIENTS = max(SIZES)
 def exchange(programs: Scaled, first: int, growth: float, turns: int, aim: float, noise: float) -> Tensor:
     """Weights (S, S), not verified.
 
-    first: clients in the sets that the search starts from. growth: share of a set that may enter it at once. turns: the
-    limit, after which a row stays as it is.
+    first: size of the initial sets. growth: share of a set that may enter it at once. turns: the largest number of
+    exchanges; a row that has not converged by then is returned as it is.
     """
     clients = len(programs.v)
     weights = programs.v.new_empty(clients, clients)
@@ -59,7 +59,7 @@ def _exchange(
         outside = there & (active == 0) & (behind > aim * value + noise * blur)
         behind = tl.where(outside, behind / length, 0.0)
         leaving = active & (a < 0)
-        if turn == 0:  # all clients are in the set: the minimum, if none has to leave
+        if turn == 0:  # all clients are in the set; the minimum, if no weight is negative
             start = (j == own) | _largest(tl.where(there, a, 0.0), first, SIZE)
             change = (start != active) & (tl.max(leaving.to(tl.int32)) > 0)
         else:

@@ -1,12 +1,12 @@
-"""FedPAC aligns features to global class prototypes, and gives every client its own combination of all heads.
+"""FedPAC aligns features to global class prototypes and gives each client its own combination of all heads.
 
 Xu, Tong, Huang: Personalized Federated Learning with Feature Alignment and Classifier Collaboration, ICLR 2023.
 As in the authors' code: statistics for the head weights come from the encoder as received, prototypes from the trained
 one; features are not centered; no alignment in round 0.
 Unlike their code: quadratic programs are solved exactly in float64, without a fallback to the client's own head; a
 class that no participant has keeps its prototype; the head is trained on the features that the statistics come from.
-For concept shift the paper mentions a slight modification only. Here it is `personal_prototypes`: prototypes are
-averaged with each client's head weights, so that clients to whom a label means something else do not count.
+For concept shift the paper only mentions a slight modification. `personal_prototypes` is our reading: prototypes are
+averaged with each client's head weights, which leaves out clients for which a label means something else.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from coterie.core import tree
 from coterie.core.batch import Batch, Data, features
-from coterie.core.losses import cross_entropy, squared_error
+from coterie.core.losses import squared_error
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
 from coterie.core.protections import ALLOWED, OWN_MEANS, OWN_ROWS, SEND_STATISTICS, Protections, refused, unless
@@ -31,7 +31,7 @@ from coterie.methods.fedpac.head_weights import head_weights
 
 class Server(NamedTuple):
     encoder: Tree
-    heads: Tree  # of all m clients, the combined ones
+    heads: Tree  # combined heads of all m clients
     prototypes: Tensor  # (K, d) c, or personal ones (m, K, d); a zero row: class not seen yet
     head_weights: Tensor  # (S, S) α of the last round, row i = client i
 
@@ -58,7 +58,7 @@ class Up(NamedTuple):
 
 @dataclass(frozen=True)
 class FedPAC(Method[Server, State, Down, Up]):
-    """Feature alignment to global class prototypes, and for every client its own combination of all heads.
+    """Align features to global class prototypes, and give each client its own combination of all heads.
 
     Xu, Tong, Huang: Personalized Federated Learning with Feature Alignment and Classifier Collaboration, ICLR 2023.
 
@@ -67,7 +67,7 @@ class FedPAC(Method[Server, State, Down, Up]):
         loss(φ_i(θ(x)), y) + λ |θ(x) - c_y|² / d        (eq. 6; λ: `align`, c_y: prototype of class y, d: features)
 
     and sends both, its prototypes and its class statistics. The server averages encoders by samples, merges prototypes,
-    and gives client i the head Σ_j α_ij φ_j, whose weights α_i ≥ 0, Σ_j α_ij = 1, minimise a bound on its test error.
+    and gives client i the head Σ_j α_ij φ_j, whose weights α_i ≥ 0, Σ_j α_ij = 1, minimize a bound on its test error.
 
     >>> import coterie
     >>> data = coterie.load_clients(num_clients=4, local_size=40, test_size=20)
@@ -76,13 +76,19 @@ class FedPAC(Method[Server, State, Down, Up]):
     torch.Size([4, 4])
     """
 
-    align: float = field(default=1.0, metadata={"help": "strength of feature alignment (λ); 0 switches it off"})
-    combine: bool = field(default=True, metadata={"help": "combine heads over clients"})
-    head_epochs: int = field(default=1, metadata={"help": "epochs of the head, before the encoder's"})
-    head_lr: float = field(default=0.1, metadata={"help": "learning rate of the head (η_g)"})
-    cut: float = field(default=1e-3, metadata={"help": "head weights up to this value are set to zero (ε)"})
+    align: float = field(
+        default=1.0, metadata={"help": "strength of feature alignment (λ); 0 switches it off", "low": 0}
+    )
+    combine: bool = field(default=True, metadata={"help": "combine the heads of all clients"})
+    head_epochs: int = field(
+        default=1, metadata={"help": "epochs of the head, which is trained before the encoder", "low": 0}
+    )
+    head_lr: float = field(default=0.1, metadata={"help": "learning rate of the head (η_g)", "low": 0})
+    cut: float = field(
+        default=1e-3, metadata={"help": "head weights up to this value are set to zero (ε)", "low": 0, "below": 1}
+    )
     personal_prototypes: bool = field(
-        default=False, metadata={"help": "prototypes of each client by its own head weights, against concept shift"}
+        default=False, metadata={"help": "average prototypes with each client's head weights, against concept shift"}
     )
 
     title: ClassVar[str] = "FedPAC"
@@ -90,13 +96,14 @@ class FedPAC(Method[Server, State, Down, Up]):
     protections: ClassVar[Protections] = {
         "robust-median": refused(OWN_ROWS),
         "dp-client": refused(
-            "its server combines for every client the heads of others by their class statistics, not a mean of all; "
+            "its server combines heads for each client by class statistics, not by a mean over all; "
             "--dp-statistics protects samples there"
         ),
         "dp-sample": refused(SEND_STATISTICS),
         "dp-statistics": ALLOWED,
         "dp-both": unless(OWN_MEANS, align=0.0),
     }
+    needs_classes: ClassVar[bool] = True
     needs_head: ClassVar[bool] = True
 
     def server_init(self, model: Model, census: Census) -> Server:
@@ -125,7 +132,7 @@ class FedPAC(Method[Server, State, Down, Up]):
 
         head, head_momentum = self.train.but(local_epochs=self.head_epochs, lr=self.head_lr)(
             down.head,
-            lambda head, batch: cross_entropy(model.logits(head, batch.x), batch.y),
+            lambda head, batch: model.loss(model.logits(head, batch.x), batch),
             data.of(z),
             state.head_momentum,
         )
@@ -136,7 +143,7 @@ class FedPAC(Method[Server, State, Down, Up]):
 
         def loss(encoder: Tree, batch: Batch) -> Tensor:
             z = model.features(encoder, batch.x)
-            task = cross_entropy(model.logits(head, z), batch.y)
+            task = model.loss(model.logits(head, z), batch)
             return task + align * squared_error(z, target[batch.y]) if self.align else task  # eq. (6)
 
         encoder, encoder_momentum = self.train(down.encoder, loss, data, state.encoder_momentum)

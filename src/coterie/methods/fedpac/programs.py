@@ -1,12 +1,12 @@
-"""The quadratic programs of all clients, built from one Gram matrix, and how far weights are from their minima.
+"""The quadratic programs of all clients, built from one Gram matrix, and residuals of their solutions.
 
 Client i minimizes aᵀ M a over a >= 0, sum a = 1, with M = diag(v) + D_i and D_i[j, l] = <h_j - h_i, h_l - h_i>. With
-x_j = (sqrt(v_j) e_j, h_j - h_i) and p = sum_j a_j x_j this is the shortest p. It is reached when no x_j lies behind p:
-(M a)_j = <p, x_j> >= |p|² for all j. The residual says by how much this fails, as a cosine:
+x_j = (sqrt(v_j) e_j, h_j - h_i) and p = sum_j a_j x_j, the minimum is the shortest p. It is reached when no x_j lies
+behind p: (M a)_j = <p, x_j> >= |p|² for all j. The residual is the violation of this condition, as a cosine:
 
     max_j (|p|² - <p, x_j>) / (|p| |x_j|)
 
-It has no unit, so one tolerance serves features of every scale, and one client with huge features hides no other.
+It is dimensionless, so one tolerance fits features of any scale, and a client with huge features does not mask others.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from torch import Tensor
 Array = NDArray[np.float64]
 Index = NDArray[np.intp]
 
-FLOOR = 1e-11  # smallest variance, relative to |h|²: makes the answer unique, equal clients share equally
+FLOOR = 1e-11  # smallest variance, relative to |h|²: makes the solution unique; equal clients get equal weights
 NOISE = 2e-15  # typical rounding error of values from the Gram matrix, relative to the |h| |h| in them
 
 
 class Scaled(NamedTuple):
     """The programs of S clients, on the device of their Gram matrix. The unit does not change the weights."""
 
-    unit: Tensor  # () of |h|^2 and all that follows
+    unit: Tensor  # () scale of |h|^2 and all fields below
     gram: Tensor  # (S, S) <h_j, h_l>
     v: Tensor  # (S,)
     size: Tensor  # (S,) |h_j|
@@ -74,7 +74,7 @@ def gram_matrix(moments: Tensor, variances: Tensor) -> tuple[Tensor, Tensor, Ten
     if v.shape != h.shape[:1] or len(h) == 0:
         raise ValueError(f"one variance for each client: {tuple(v.shape)} for moments {tuple(moments.shape)}")
     apart = (h - h.mean(0)).square().sum(1)
-    h = h - h[apart.argsort()[len(h) // 2 :][:1]]  # relative to a typical client: the mean may be far from all of them
+    h = h - h[apart.argsort()[len(h) // 2 :][:1]]  # relative to a typical client; the mean may be far from all
     return h, h @ h.T, v
 
 
@@ -147,7 +147,7 @@ def one_thread() -> Iterator[None]:
 
 
 def product(a: Array, b: Array) -> Array:
-    """a @ b by torch, whose threads `one_thread` limits; it has no effect on numpy's."""
+    """a @ b by torch, because `one_thread` does not limit numpy's threads."""
     result: Array = (torch.from_numpy(a) @ torch.from_numpy(b)).numpy()
     return result
 

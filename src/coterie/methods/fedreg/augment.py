@@ -1,6 +1,6 @@
-"""Augmentation of uint8 images (B, C, H, W); every image has its own draws, derived from a key.
+"""Augmentation of uint8 images (B, C, H, W), with random numbers per image that are derived from a key.
 
-Pixels change as in Pillow and torchvision: nearest neighbor, black outside of the image, fractions truncated. All
+Pixels change as in Pillow and torchvision: nearest neighbor, black outside the image, fractions truncated. All
 operations work on integers 0..255 in float64, where looped and stacked clients agree exactly.
 """
 
@@ -52,7 +52,7 @@ POLICY = (
 def simple(x: Tensor, key: Tensor, flip: bool = True) -> Tensor:
     """Flip, crop, rotation, color jitter (of color images), and a shift with a change of scale.
 
-    For images that are not uint8 only the geometry changes, since the range of their values is not known.
+    For images that are not uint8 only the geometry changes, since their value range is unknown.
     """
     bits = random.bits(random.fold(key, 0), torch.arange(len(x), device=x.device))
     turn, *colours, right, down, scale = (uniform(key, number, len(x)) for number in range(1, 9))
@@ -71,12 +71,12 @@ def auto(x: Tensor, key: Tensor) -> Tensor:
     pixels = x.to(torch.float64)
     for step in (0, 1):
         draw = uniform(key, 1 + 2 * step, len(x))
-        sign = torch.where(uniform(key, 2 + 2 * step, len(x)) < 0.5, torch.ones_like(draw), -1)  # float64, as all here
+        sign = torch.where(uniform(key, 2 + 2 * step, len(x)) < 0.5, torch.ones_like(draw), -1)  # float64
         before = pixels
         for name, (operation, strongest) in OPERATIONS.items():
             rules = [(row == i, *rule[step][1:]) for i, rule in enumerate(POLICY) if rule[step][0] == name]
             if rules:
-                chance = torch.stack([here * p for here, p, _ in rules]).sum(0)  # (B,) 0 where the row has another one
+                chance = torch.stack([here * p for here, p, _ in rules]).sum(0)  # (B,) 0 for other operations
                 level = torch.stack([here * level for here, _, level in rules]).sum(0)
                 changed = operation(before, sign * level * strongest / 9)
                 pixels = torch.where((draw < chance)[:, None, None, None], changed, pixels)
@@ -138,7 +138,7 @@ def shifted(right: Tensor, down: Tensor, scale: Tensor) -> Tensor:
 
 
 def whole(x: Tensor) -> Tensor:
-    """0..255 without fractions. What is a whole number but for the last bit is that number, on every machine."""
+    """Truncate to integers 0..255, with a tolerance for rounding errors, so that all machines agree."""
     return (x + 1e-6).floor().clamp(0, 255)
 
 
@@ -167,21 +167,21 @@ def colour(x: Tensor, factor: Tensor) -> Tensor:
 
 
 def sharpness(x: Tensor, factor: Tensor) -> Tensor:
-    smooth = (9 * F.avg_pool2d(x, 3, 1) + 4 * x[:, :, 1:-1, 1:-1]) / 13  # the pixel five times, its neighbours once
+    smooth = (9 * F.avg_pool2d(x, 3, 1) + 4 * x[:, :, 1:-1, 1:-1]) / 13  # weight 5 for the pixel, 1 for its neighbors
     inner = F.pad((smooth + 0.5).floor(), (1, 1, 1, 1))
-    border = F.pad(torch.zeros_like(smooth), (1, 1, 1, 1), value=1.0) > 0  # stays as it is
+    border = F.pad(torch.zeros_like(smooth), (1, 1, 1, 1), value=1.0) > 0  # is not changed
     return blend(x, torch.where(border, x, inner), factor)
 
 
 def jitter(x: Tensor, light: Tensor, range: Tensor, tone: Tensor, turn: Tensor) -> Tensor:
-    """Brightness, contrast, colour and hue, from draws (B,)."""
+    """Brightness, contrast, saturation and hue, from draws (B,)."""
     for change, draws in ((brightness, light), (contrast, range), (colour, tone)):
         x = change(x, between(1 - JITTER, 1 + JITTER, draws))
     return hue(x, between(-HUE, HUE, turn))
 
 
 def hue(x: Tensor, turn: Tensor) -> Tensor:
-    """Colours moved along the circle by a share of it."""
+    """Rotate the hue by a share of the color circle."""
     high, low = x.amax(1), x.amin(1)  # (B, H, W)
     red, green, blue = x.unbind(1)
     span = (high - low).clamp_min(1e-9)
@@ -197,12 +197,12 @@ def hue(x: Tensor, turn: Tensor) -> Tensor:
 
 
 def table(x: Tensor, values: Tensor) -> Tensor:
-    """Every pixel replaced by the entry of its channel's table (B, C, 256)."""
+    """Replace each pixel by the entry of its channel's lookup table (B, C, 256)."""
     return values.gather(2, x.long().flatten(2)).view(x.shape)
 
 
 def autocontrast(x: Tensor) -> Tensor:
-    """Each channel stretched to the whole range."""
+    """Stretch each channel to the full range."""
     low, high = x.amin((2, 3)), x.amax((2, 3))  # (B, C)
     scale = 255 / (high - low).clamp_min(1e-9)
     ramp = torch.arange(256, device=x.device).to(x.dtype)
@@ -211,12 +211,12 @@ def autocontrast(x: Tensor) -> Tensor:
 
 
 def equalize(x: Tensor) -> Tensor:
-    """Each channel with all of its values equally frequent."""
+    """Equalize the histogram of each channel."""
     flat = x.long().flatten(2)
     counts = torch.zeros(*x.shape[:2], 256, dtype=torch.int64, device=x.device).scatter_add(
         2, flat, torch.ones_like(flat)
     )
-    last = flat.amax(2)  # the brightest value does not count for the step
+    last = flat.amax(2)  # the brightest value is excluded from the step
     step = (counts.sum(2) - counts.gather(2, last[..., None])[..., 0]) // 255  # (B, C)
     below = counts.cumsum(2) - counts
     even = (below + (step // 2)[..., None]) // step.clamp_min(1)[..., None]

@@ -1,8 +1,8 @@
 """FedReG has two heads: a personal one, trained on the client's data, and a shared one, trained on a rebalanced set.
 
 Liu, Yang, Wang: FedReG: Recouping the Global Model in Personalized Federated Learning, 2024.
-Where the paper does not say: both passes run in each local epoch, each has its own momentum, the rebalanced set is
-drawn once, and the head is the last layer. The shared head is averaged by effective samples D^e (text and eq. 5; the
+Where the paper is silent: both passes run in each local epoch, each has its own momentum, the rebalanced set is drawn
+once, and the head is the last layer. The shared head is averaged by effective samples D^e (text and eq. 5; the
 algorithms print D^r). The ablations (a) to (d) of its section 4.7 are `head_by`, `two_heads`, `rebalance` and
 `original_pass`.
 """
@@ -18,7 +18,6 @@ from torch import Tensor
 from coterie.core import random, tree
 from coterie.core.batch import Batch, Data, Epoch
 from coterie.core.errors import unknown
-from coterie.core.losses import cross_entropy
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
 from coterie.core.protections import WELCOME, Protections, unless
@@ -72,22 +71,29 @@ class FedReG(Method[Server, State, Down, Up]):
     threshold: str = field(
         default="average", metadata={"help": "size of rebalanced sets (t): average, median, max or second-smallest"}
     )
-    augmentation: str = field(default="simple", metadata={"help": "how copies are varied: simple, auto or none"})
+    augmentation: str = field(default="simple", metadata={"help": "augmentation of copies: simple, auto or none"})
     flip: bool = field(
-        default=True, metadata={"help": "simple augmentation mirrors images; switch it off for letters and digits"}
+        default=True, metadata={"help": "mirror images in simple augmentation; turn off for letters and digits"}
     )
-    order: str = field(default="interleaved", metadata={"help": "both passes in each epoch: interleaved, or block"})
-    head_by: str = field(default="effective", metadata={"help": "shared heads are averaged by effective or samples"})
-    two_heads: bool = field(default=True, metadata={"help": "a personal head next to the shared one"})
-    rebalance: bool = field(default=True, metadata={"help": "second pass over the rebalanced set, not the data again"})
+    order: str = field(
+        default="interleaved", metadata={"help": "order of passes: interleaved (both in each epoch) or block"}
+    )
+    head_by: str = field(
+        default="effective", metadata={"help": "weights of the average of shared heads: effective or samples"}
+    )
+    two_heads: bool = field(default=True, metadata={"help": "train a personal head in addition to the shared one"})
+    rebalance: bool = field(
+        default=True, metadata={"help": "second pass over the rebalanced set; otherwise over the data again"}
+    )
     original_pass: bool = field(default=True, metadata={"help": "first pass over the client's data"})
 
     title: ClassVar[str] = "FedReG"
     results: ClassVar[dict[str, str]] = {"FedReG": "pre"}
+    needs_classes: ClassVar[bool] = True
     protections: ClassVar[Protections] = {
         "dp-client": unless(WELCOME, rebalance=False),
         "dp-sample": unless(
-            "a rebalanced set holds several copies of a sample, so that it has several gradients in a step",
+            "a rebalanced set holds several copies of a sample, so one sample has several gradients in a step",
             rebalance=False,
         ),
     }
@@ -131,7 +137,7 @@ class FedReG(Method[Server, State, Down, Up]):
             balanced, share = replace(data, key=random.fold(data.key, random.REBALANCE)), data.samples
 
         def loss(w: Weights, batch: Batch) -> Tensor:
-            return cross_entropy(model(w, batch.x), batch.y)
+            return model.loss(model(w, batch.x), batch)
 
         def step_on_balanced(m: Models, batch: Batch) -> Models:
             (encoder, shared), second = self.train.step(Weights(m.encoder, m.shared), loss, batch, data.rate, m.second)
@@ -144,7 +150,7 @@ class FedReG(Method[Server, State, Down, Up]):
         def step_on_both_heads(m: Models, batch: Batch) -> Models:
             def personal_loss(w: Weights, batch: Batch) -> Tensor:
                 z = model.features(w.encoder, batch.x)
-                return cross_entropy(model.logits(m.shared, z) + model.logits(w.head, z), batch.y)
+                return model.loss(model.logits(m.shared, z) + model.logits(w.head, z), batch)
 
             (encoder, own), first = self.train.step(Weights(m.encoder, m.own), personal_loss, batch, data.rate, m.first)
             return m._replace(encoder=encoder, own=own, first=first)

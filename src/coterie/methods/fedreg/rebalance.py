@@ -1,6 +1,6 @@
-"""Rebalanced sets (FedReG, Algorithm 3): all classes of a client have equally many samples.
+"""Rebalanced sets (FedReG, Algorithm 3) with the same number of samples in every class of a client.
 
-A class with too many samples is subsampled at random; one with too few is filled up with augmented copies.
+A class with too many samples is subsampled at random; one with too few is filled with augmented copies.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ FILLER, SAMPLE, COPY = range(3)
 
 
 class Rebalanced(NamedTuple):
-    """Indices of the samples in the set. The images are computed from these whenever they are needed."""
+    """Indices of the samples in the set. The images are computed from these when needed."""
 
     source: Tensor  # (R,) index of the client's sample
-    kind: Tensor  # (R,) uint8: SAMPLE, COPY (augmented), or FILLER, padding behind the end of the set
+    kind: Tensor  # (R,) uint8: SAMPLE, COPY (augmented), or FILLER (padding)
     key: Tensor  # () random key of the copies
 
 
@@ -84,7 +84,7 @@ def rebalance(data: Data, t: int) -> Rebalanced:
 
 
 def rebalanced_data(data: Data, chosen: Rebalanced, augmentation: str, flip: bool) -> Data:
-    """The rebalanced set of a client as data to train on, with its own order of batches."""
+    """The rebalanced set of a client as training data, shuffled independently of the original data."""
     x = data.x[chosen.source]
     copies = (chosen.kind == COPY).reshape(-1, *(1,) * (x.ndim - 1))
     return replace(

@@ -1,4 +1,4 @@
-"""Recipes in a list: what each is about, how much work it is, and whether its data are there."""
+"""Entries of `coterie recipes`: contents, amount of work, and whether the data are available."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def listing(recipe: Recipe, data_dir: str | None) -> dict[str, Any]:
 
 
 def matches(recipe: Recipe, words: Sequence[str]) -> bool:
-    """Whether every word is somewhere in what a recipe is about."""
+    """Whether every word occurs in the names, paper, datasets or methods of a recipe."""
     about = [recipe.id, *recipe.also, recipe.paper, recipe.place, *recipe.datasets]
     about += [name for row in recipe.rows for name in (row.name, row.method)]
     return all(any(word.lower() in text.lower() for text in about) for word in words)
 
 
 def shortened(recipe: dict[str, Any]) -> dict[str, str]:
-    """The same in a word or two for each column of a terminal."""
+    """Short texts for the columns of a terminal."""
     clients = [str(n) for n in recipe["clients"]]
     return {
         "id": recipe["id"],

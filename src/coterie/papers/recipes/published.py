@@ -12,7 +12,7 @@ from coterie.papers.recipes.recipe import Published, Value
 def read_published(
     where: str, content: Any, vary: dict[str, list[Any]], measures: dict[str, str]
 ) -> dict[Value, dict[str, Published]]:
-    """A number; or measure -> number; or, where something varies, a list of {setting: value, measure: number}."""
+    """A number; or measure -> number; or, if settings vary, a list of {setting: value, measure: number}."""
     if content is None:
         return {}
     if not vary:
@@ -23,9 +23,9 @@ def read_published(
         value = tuple((name, keys.take(name, object)) for name in vary)
         for name, chosen in value:
             if chosen not in vary[name]:
-                raise CoterieError(f"{where}: {name} {chosen} is not among the values that vary: {vary[name]}")
+                raise CoterieError(f"{where}: {name} {chosen} is not a value of vary: {vary[name]}")
         if value in found:
-            raise CoterieError(f"{where}: {describe(value)} is there twice")
+            raise CoterieError(f"{where}: duplicate entry for {describe(value)}")
         found[value] = read_numbers(where, keys.left, measures)
     return found
 
@@ -41,7 +41,7 @@ def read_numbers(where: str, content: Any, measures: dict[str, str]) -> dict[str
 
 
 def read_number(where: str, content: Any) -> Published:
-    """Such as 81.13, or {mean: 81.13, std: 0.4}."""
+    """For example 81.13, or {mean: 81.13, std: 0.4}."""
     if isinstance(content, dict):
         keys = MappingReader(f"{where}: ", content)
         found = Published(keys.take("mean", float), keys.take("std", float, None))

@@ -1,4 +1,4 @@
-"""Recipes from YAML files. What is wrong in one is told with file and key."""
+"""Reads recipes from YAML files. Errors name the file and the key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from coterie.api import VARY, method_name
 from coterie.api.protocols import PROTOCOLS
 from coterie.core.errors import CoterieError, unknown
-from coterie.core.optimizers import Sgd
+from coterie.core.training import LocalTraining
 from coterie.core.validation import MOST_LETTERS, MappingReader, fitting, load_yaml
 from coterie.data import DATASETS, PARTITIONS
 from coterie.federation import Settings
@@ -38,13 +38,13 @@ RECIPES = Path(__file__).parent
 MOST_TRAININGS = 10_000
 READ_AT = {**POINTS, "last_trained": "personal models as each client last trained them"}
 SETTING_KINDS = {
-    f.name: kind for t in (Settings, Sgd) for f in fields(t) for kind in [typing.get_type_hints(t)[f.name]]
+    f.name: kind for t in (Settings, LocalTraining) for f in fields(t) for kind in [typing.get_type_hints(t)[f.name]]
 }
 
 
 @cache
 def recipes() -> tuple[Recipe, ...]:
-    """All that come with Coterie, by paper."""
+    """All recipes of this package, by paper."""
     return tuple(read_recipe(path) for path in sorted(RECIPES.glob("*/*.yaml"), key=lambda path: natural(path.stem)))
 
 
@@ -114,7 +114,7 @@ def parse(document: Any, stem: str) -> Recipe:
         records=records,
         figure=read_figure(top, vary, records),
         rows=tuple(rows),
-        against=top.name("against", names, names[-1] if names else ""),  # papers end with theirs
+        against=top.name("against", names, names[-1] if names else ""),  # papers list their own method last
         instead=instead,
         notes=tuple(texts("notes", top.take("notes", list, []))),
     )
@@ -128,12 +128,12 @@ def parse(document: Any, stem: str) -> Recipe:
 def check_rows(recipe: Recipe) -> None:
     for name, count in Counter(row.name for row in recipe.rows).most_common(1):
         if count > 1:
-            raise CoterieError(f"rows: '{name}' is there twice")
+            raise CoterieError(f"rows: duplicate name '{name}'")
     trainings = len(recipe.rows) * math.prod(len(values) for values in recipe.vary.values())
     if trainings > MOST_TRAININGS:
         raise CoterieError(f"rows and vary make {trainings:,} trainings; a recipe has at most {MOST_TRAININGS:,}")
     if not recipe.rows and recipe.instead is None:
-        raise CoterieError("rows: there are none, and nothing says how to make it instead")
+        raise CoterieError("rows is empty: add rows, or describe how to produce it in `instead`")
     for row in recipe.rows:
         for value in recipe.values:
             try:
@@ -165,7 +165,7 @@ def rule_kinds(rule: str) -> dict[str, Any]:
 
 
 def method_kinds(name: Any) -> dict[str, Any]:
-    """Setting -> type, of a method; none if there is no such method."""
+    """Setting -> type, of a method; empty if the name is not a string."""
     if not isinstance(name, str):
         return {}
     kind = method_class(method_name(name))
@@ -177,7 +177,7 @@ def read_settings(where: str, content: Any, kinds: dict[str, Any]) -> dict[str, 
     keys, of_a_run = MappingReader(where, content), ("seed", "evaluate_every")
     for name in of_a_run:
         if name in content:
-            raise CoterieError(f"{where}{name} is of a run, not of a recipe: leave it out")
+            raise CoterieError(f"{where}{name} is a setting of a run, not of a recipe; remove it")
     found = {name: keys.take(name, kind) for name, kind in kinds.items() if name in keys.left}
     keys.known += [name for name in kinds if name not in of_a_run]
     keys.close()
@@ -185,7 +185,7 @@ def read_settings(where: str, content: Any, kinds: dict[str, Any]) -> dict[str, 
 
 
 def read_differs(content: dict[str, Any], kinds: dict[str, Any]) -> dict[str, str]:
-    """Setting -> why it is not what the protocol says."""
+    """Setting -> why it differs from the protocol."""
     for name, why in content.items():
         if name not in kinds:
             raise unknown("key differs:", name, kinds)
@@ -197,7 +197,7 @@ def read_differs(content: dict[str, Any], kinds: dict[str, Any]) -> dict[str, st
 def read_vary(content: dict[str, Any], kinds: dict[str, Any]) -> dict[str, list[Any]]:
     for name, values in content.items():
         if not isinstance(values, list) or not values:
-            raise CoterieError(f"vary: {name} must be a list of values, not {values!r:.60}")
+            raise CoterieError(f"vary: {name} must be a list of values, got {values!r:.60}")
     return {
         name: [read_settings("vary: ", {name: value}, kinds)[name] for value in values]
         for name, values in content.items()
@@ -217,7 +217,7 @@ def read_cases(where: str, content: list[Any], vary: dict[str, Any], kinds: dict
 def read_measures(content: dict[str, Any]) -> dict[str, str]:
     keys = MappingReader("measures: ", content)
     if not content:
-        raise CoterieError("measures: there are none")
+        raise CoterieError("measures is empty")
     return {name: keys.name(name, {PERSONAL, *READ_AT}) for name in content}
 
 
@@ -239,7 +239,7 @@ def read_records(content: dict[str, Any]) -> dict[str, list[int]]:
 def read_figure(top: MappingReader, vary: dict[str, list[Any]], records: dict[str, list[int]]) -> str | None:
     name: str | None = top.name("figure", {ROUNDS, *vary, *({WEIGHTS} & records.keys())}, None)
     if name in vary and not all(isinstance(v, int | float) and not isinstance(v, bool) for v in vary[name]):
-        raise CoterieError(f"figure: {name} is not a number, so nothing can be drawn over it")
+        raise CoterieError(f"figure: the values of {name} are not numbers")
     return name
 
 

@@ -1,4 +1,4 @@
-"""What a recipe is, and the trainings it asks for."""
+"""Recipes and their trainings."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from coterie.methods import VARIANTS, method_class, training
 
 Value = tuple[tuple[str, Any], ...]  # one choice of the settings that vary: ((setting, value), ...)
 
-PERSONAL = "personal"  # a measure that is read where the method's paper reads it
-ROUNDS, WEIGHTS = "rounds", "head_weights"  # figures: curves over rounds; of whose heads every head is made
-REPORTS = ("last", "best", "mean of last 10")  # which rounds make the number
-AVERAGES = ("clients", "samples")  # what counts the same in it
+PERSONAL = "personal"  # measured at the point that the method's paper uses
+ROUNDS, WEIGHTS = "rounds", "head_weights"  # figures: curves over rounds; heat maps of head weights
+REPORTS = ("last", "best", "mean of last 10")  # rounds that are reported
+AVERAGES = ("clients", "samples")  # what has equal weight in the mean
 FEDERATION = {field.name for field in fields(Settings)} - {"seed", "evaluate_every"}
 
 SIZES = {  # samples of the official train and test split
@@ -38,7 +38,7 @@ SIZES = {  # samples of the official train and test split
     "cifar100": (50_000, 10_000),
     "cinic10": (90_000, 90_000),
 }
-OWNERS = {"heart-disease": 4}  # clients by nature
+OWNERS = {"heart-disease": 4}  # natural number of clients
 
 
 @dataclass(frozen=True)
@@ -67,17 +67,17 @@ class RecipeRow:
 
     name: str  # as the paper prints it
     method: str
-    settings: dict[str, Any]  # of the method, its training or the federation, where they differ from the recipe's
-    read: str | None  # where it is measured, if not where the method says
+    settings: dict[str, Any]  # of the method, its training or the federation, overriding the recipe's
+    read: str | None  # point of measurement; None: the method's
     cases: tuple[SettingsCase, ...]
     published: dict[Value, dict[str, Published]]  # value -> measure -> number
 
     @property
     def point(self) -> str:
-        """Where its personal number is measured."""
+        """Point at which its personal model is measured."""
         base, changes, title = VARIANTS.get(self.method, (self.method, {}, ""))
         results = method_class(base).results
-        named = results.get(title) if not changes else None  # a variant that is another result of the same training
+        named = results.get(title) if not changes else None  # a variant can be another result of the same training
         return self.read or named or next(iter(results.values()))
 
     @property
@@ -87,7 +87,7 @@ class RecipeRow:
 
 
 class Plan(NamedTuple):
-    """One training, with all that decides about its result but the seed."""
+    """One training: everything that determines its result, except the seed."""
 
     dataset: str
     transform: Transform
@@ -100,7 +100,7 @@ class Plan(NamedTuple):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All of it, in plain values."""
+        """The plan in plain values."""
         federation = {name: value for name, value in asdict(self.federation).items() if name != "seed"}
         return {
             "dataset": self.dataset,
@@ -114,7 +114,7 @@ class Plan(NamedTuple):
 
     @property
     def usual(self) -> dict[str, Any]:
-        """The settings that nobody has to name: what they are by default."""
+        """Default values of settings that a result may lack."""
         return {
             "transform": asdict(Transform()),
             "method": asdict(type(self.method)()),
@@ -132,7 +132,7 @@ class Plan(NamedTuple):
 
     @property
     def work(self) -> int:
-        """Steps of local training by all participants of all rounds, about; some methods take several for one."""
+        """Approximate number of local steps over all rounds and participants; some methods take more."""
         train = self.method.train
         batches = self.samples / train.batch_size
         steps = train.local_epochs * max(int(batches) if train.drop_last else math.ceil(batches), 1)
@@ -143,7 +143,7 @@ class Plan(NamedTuple):
 
     @property
     def samples(self) -> float:
-        """Training samples of a client, on average."""
+        """Average number of training samples per client."""
         if "sizes" in self.partition:
             return float(sum(self.partition["sizes"]) / len(self.partition["sizes"]))
         if "local_size" in self.partition:
@@ -157,30 +157,30 @@ class Plan(NamedTuple):
 @dataclass(frozen=True)
 class Recipe:
     id: str
-    also: tuple[str, ...]  # other names of it
+    also: tuple[str, ...]  # aliases
     paper: str
-    place: str  # which table or figure
+    place: str  # table or figure
     protocol: str
     dataset: str
     partition: dict[str, Any]  # with the rule
     model: str
-    settings: dict[str, Any]  # of the federation and of local training, where they are not the protocol's
-    differs: dict[str, str]  # setting that is not the protocol's -> why
+    settings: dict[str, Any]  # of the federation and of local training, overriding the protocol's
+    differs: dict[str, str]  # setting that differs from the protocol -> reason
     vary: dict[str, list[Any]]
     cases: tuple[SettingsCase, ...]
     report: str
-    averages: dict[str, str]  # measure -> what counts the same in it
+    averages: dict[str, str]  # measure -> what has equal weight in the mean
     measures: dict[str, str]  # name -> point, or PERSONAL
-    records: dict[str, list[int]]  # what methods report -> rounds to keep it of
-    figure: str | None  # what a figure shows its numbers over: ROUNDS or what varies; or WEIGHTS; None: a table
+    records: dict[str, list[int]]  # name of a report -> rounds in which to store it
+    figure: str | None  # x axis: ROUNDS or a setting that varies; or WEIGHTS; None: a table
     rows: tuple[RecipeRow, ...]
     against: str  # the row that the others are tested against
-    instead: str | None  # how to make it, where that is not by training
+    instead: str | None  # how to produce it, if not by training
     notes: tuple[str, ...]
 
     @property
     def values(self) -> list[Value]:
-        """All choices of what varies; one empty choice if nothing does."""
+        """All combinations of the settings that vary; one empty combination if there are none."""
         return [tuple(zip(self.vary, chosen, strict=True)) for chosen in itertools.product(*self.vary.values())]
 
     @property
@@ -188,7 +188,7 @@ class Recipe:
         return list(dict.fromkeys(self.vary.get("dataset", [self.dataset])))
 
     def with_partition_seed(self, seed: int | str | None) -> Recipe:
-        """The same with another draw of the partition, or one for every seed ("vary"); None: as it is."""
+        """Change the seed of the partition; "vary": one partition per seed; None: no change."""
         if seed is None:
             return self
         rule = self.partition["rule"]
@@ -203,7 +203,7 @@ class Recipe:
         return row.point if wanted == PERSONAL else wanted
 
     def plan(self, row: RecipeRow, value: Value, rounds: int | None = None) -> Plan:
-        """The training of a row at a value: its settings, or else the protocol's. rounds: other than the paper's."""
+        """The training of a row at a value; settings default to the protocol's. rounds: if not the paper's."""
         chosen = {**self.settings, **matching(self.cases, value), **row.settings, **matching(row.cases, value)}
         chosen |= dict(value)
         dataset, model = chosen.pop("dataset", self.dataset), chosen.pop("model", self.model)
@@ -229,13 +229,13 @@ class Recipe:
 
     @property
     def work(self) -> int:
-        """Of all its trainings with one seed."""
+        """Work of all trainings with one seed."""
         plans = {p.hash: p for row in self.rows for value in self.values for p in [self.plan(row, value)]}
         return sum(plan.work for plan in plans.values())
 
 
 def clients_of(rule: str, partition: Mapping[str, Any], dataset: str) -> int:
-    """How many clients a partition has."""
+    """Number of clients of a partition."""
     usual = inspect.signature(PARTITIONS[rule]).parameters.get("num_clients")
     return int(partition.get("num_clients", usual.default if usual else OWNERS.get(dataset, 1)))
 

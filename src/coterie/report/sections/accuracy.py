@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coterie.federation.history import POINTS, so_many, worst_tenth
+from coterie.federation.history import POINTS, worst_tenth_text
 from coterie.report import charts
 from coterie.report.charts import Series
 from coterie.report.elements import folded, grid, legend, section, table
@@ -42,8 +42,8 @@ def least(series: Sequence[Series], runs: Sequence[Run]) -> Markup:
     series = [s for s in series if s.points]
     if not series:
         return join()
-    counts = sorted({worst_tenth(len(scores)) for run in runs for scores in run.scores.values() if scores})
-    size = f" ({counts[0]} to {so_many(counts[-1])})" if len(counts) > 1 else f" ({so_many(*counts)})" if counts else ""
+    counts = [len(scores) for run in runs for scores in run.scores.values() if scores]
+    size = f" ({worst_tenth_text(counts)})" if counts else ""
     about = f"Mean accuracy of the 10 %{size} with the lowest accuracy in that round."
     return curves("The worst 10 % of clients", about, series)
 

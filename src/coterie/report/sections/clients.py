@@ -8,7 +8,7 @@ from statistics import median
 import numpy as np
 
 from coterie.analysis.significance import wilson
-from coterie.federation.history import POINTS, so_many, worst_tenth
+from coterie.federation.history import POINTS, clients_text, worst_tenth, worst_tenth_text
 from coterie.report import charts
 from coterie.report.charts import ChartRow
 from coterie.report.elements import folded, grid, section, table
@@ -37,8 +37,7 @@ def fairness(columns: Mapping[str, Sequence[Score]]) -> Markup:
     """How evenly accuracy is spread; one column per set of scores."""
     numbers = [spread(scores) for scores in columns.values()]
     rows = [[name, *(f"{own[name]:.2f}" for own in numbers)] for name in numbers[0]]
-    counts = sorted({worst_tenth(len(scores)) for scores in columns.values()})
-    size = f"{counts[0]} to {so_many(counts[-1])}" if len(counts) > 1 else so_many(counts[0])
+    size = worst_tenth_text(map(len, columns.values()))
     rows = [[f"{WORST} ({size})", *row[1:]] if row[0] == WORST else row for row in rows]
     rows.append(["clients", *(str(len(scores)) for scores in columns.values())])
     made = table("Accuracy over clients, percent", ["", *columns], rows)
@@ -73,7 +72,7 @@ def sorted_clients(entry: Reported) -> Markup:
     title = f"{entry.name}: accuracy of every client, sorted"
     drawn = charts.bars(title, about, row, "clients, from worst to best", "accuracy, %", tenth, mean)
     caption = (
-        f"Highlighted: the worst 10 % ({so_many(tenth)}), {worst(values):.1f} % on average. "
+        f"Highlighted: the worst 10 % ({clients_text(tenth)}), {worst(values):.1f} % on average. "
         f"Measured: {POINTS[entry.point]}."
     )
     return tag("figure", tag("h3", entry.name), drawn, tag("figcaption", caption))

@@ -7,7 +7,7 @@ from typing import Any
 
 from coterie.analysis.comparison import Comparison, cell
 from coterie.analysis.outcomes import NEW
-from coterie.federation.history import POINTS, so_many, worst_tenth
+from coterie.federation.history import POINTS, worst_tenth_text
 from coterie.report import charts
 from coterie.report.charts import ChartRow
 from coterie.report.elements import figure, paragraph, section, table
@@ -40,7 +40,7 @@ def remarks(run: Run, several: bool) -> list[str]:
         )
     missing = [*run.missing, *shortfalls(run)]
     if missing:
-        found.append(f"{name} is shown as far as its folder goes: {'; '.join(missing)}.")
+        found.append(f"{name} has an incomplete folder: {'; '.join(missing)}.")
     return found
 
 
@@ -69,7 +69,7 @@ def tiles(found: Sequence[Reported]) -> Markup:
 
 def worst_words(entry: Reported) -> str:
     scores = entry.run.scores.get(entry.point)
-    return f" ({so_many(worst_tenth(len(scores)))})" if scores else ""
+    return f" ({worst_tenth_text([len(scores)])})" if scores else ""
 
 
 def size(count: float) -> str:
@@ -86,7 +86,7 @@ def duration(seconds: float) -> str:
 
 
 def same_data(found: Sequence[Reported]) -> list[list[Reported]]:
-    """Group entries that can be compared: on the same samples, or on partitions drawn alike."""
+    """Group entries that can be compared: on the same samples, or on partitions by one rule."""
     groups: dict[tuple[str, str], list[Reported]] = {}
     for entry in found:
         groups.setdefault(comparable(entry.run), []).append(entry)
@@ -108,7 +108,7 @@ def comparison_tables(group: Sequence[Reported]) -> Markup:
 
 
 def reference(group: Sequence[Reported]) -> str | None:
-    """What the other runs of their comparison were tested against, if the runs agree on it."""
+    """The method that the others of the comparison were tested against, if all runs agree."""
     found = {e.label for e in group if e.run.reference and outcomes(e.run).get(e.run.reference) == e.point}
     return found.pop() if len(found) == 1 else None
 

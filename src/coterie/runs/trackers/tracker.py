@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from coterie.core.errors import CoterieError
-from coterie.federation import History, Round, Summary
-from coterie.runs.disk import read_inside, whole
+from coterie.federation import History, Round
+from coterie.runs.disk import read_inside, whole, writing
 
 log = logging.getLogger("coterie")
 MARKS = "tracking.json"  # in the run folder: the run's id in each tracker
@@ -112,9 +112,9 @@ def values_of(record: Round) -> dict[str, float]:
         "clients/left_out": len(record.left_out),
         **{f"seconds/{phase}": seconds for phase, seconds in record.seconds.items()},
     }
-    for (point, split), scores in record.scores.items():
+    for point, split in record.scores:
         where = point if split == "test" else f"{split}_{point}"
-        for name, value in Summary.of(scores)._asdict().items():
+        for name, value in record.summary(point, split)._asdict().items():
             if not math.isnan(value):  # no client has samples
                 found[f"{where}/{NAMES.get(name, f'accuracy_{name}')}"] = value
     return found
@@ -143,11 +143,8 @@ def read_marks(path: Path) -> dict[str, str]:
 
 
 def write_marks(path: Path, marks: Mapping[str, str]) -> None:
-    try:
-        with whole(path) as part:
-            part.write_text(json.dumps(marks, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise CoterieError(f"{path} cannot be written: {error.strerror}") from None
+    with writing(path), whole(path) as part:
+        part.write_text(json.dumps(marks, indent=2) + "\n", encoding="utf-8")
 
 
 def in_words(error: Exception) -> str:

@@ -21,15 +21,15 @@ from coterie.deploy.device_data import load_hosted_clients
 from coterie.deploy.device_models import save_models
 from coterie.deploy.device_setup import (
     DevicePolicy,
+    accept_terms,
     agreement_from_terms,
     device_from_terms,
     exact_statistics,
     load_terms,
     network_from_terms,
-    save_terms,
 )
 from coterie.deploy.handshake import SampleSchema, Terms, from_json, hello, to_json
-from coterie.deploy.membership import NAME
+from coterie.deploy.membership import check_name
 from coterie.deploy.privacy_record import DELTA
 from coterie.deploy.sample_schema import difference
 from coterie.deploy.transports.flower.connection import Packet
@@ -63,8 +63,7 @@ class NodeConfig:
             raise CoterieError('`clients` is missing in the node config, such as clients="0-2,5"')
         if not self.dir:
             raise CoterieError('`dir` is missing in the node config: the folder for client states, dir="FOLDER"')
-        if not NAME.fullmatch(self.name):
-            raise CoterieError(f"invalid device name '{self.name}': use letters, digits, '-', '_' and '.'")
+        check_name("device", self.name)
 
     @property
     def name(self) -> str:
@@ -146,13 +145,7 @@ class FlowerDevice:
             raise CoterieError(f"invalid terms from the server: {reason}") from None
         if found := difference("this node", SampleSchema.of(self.hosted[1]), "the federation", terms.schema):
             raise CoterieError(found)
-        agreement = agreement_from_terms(terms, network_from_terms(terms, self.policy, start), self.policy)
-        if agreement.digest != terms.digest or checksum(start) != terms.start:
-            raise CoterieError(
-                "server and device differ in method, model or settings: use the same versions of Coterie and torch, "
-                "and the same `model`"
-            )
-        save_terms(self._folder(terms.federation), terms, start)
+        accept_terms(terms, start, self.policy)
 
     def _begin(self, federation: str) -> tuple[Device, Terms]:
         stored = load_terms(self._folder(federation), federation)

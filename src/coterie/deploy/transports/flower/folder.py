@@ -10,10 +10,11 @@ from typing import Any
 
 from coterie.api import make_method, method_name
 from coterie.core.errors import CoterieError
+from coterie.deploy.pending import Timeouts
 from coterie.deploy.server import Service
-from coterie.deploy.timeouts import Timeouts
 from coterie.deploy.transports.flower.connection import QUIET
 from coterie.deploy.transports.flower.options import FEDERATION, read_run_config
+from coterie.runs.disk import writing
 
 TOP = """\
 # A Flower app that runs {method}. `flwr run . SUPERLINK --run-config "rounds=5"` changes a setting for one run.
@@ -77,12 +78,10 @@ def write_app(folder: Path, method: str, asked: Mapping[str, Any]) -> list[Path]
         "coterie_app.py": CODE,
         "quiet.sh": f"# No telemetry, no update check, and no installation at run time.\n{quiet}",
     }
-    try:
+    with writing(folder):
         folder.mkdir(parents=True)
         for file, text in files.items():
             (folder / file).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise CoterieError(f"cannot write to {folder}: {error.strerror}") from None
     return [folder / file for file in files]
 
 

@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 
 from coterie.api import make_method
 from coterie.core.errors import CoterieError
-from coterie.core.optimizers import Sgd
+from coterie.core.training import LocalTraining
 from coterie.core.validation import MappingReader
+from coterie.deploy.pending import Timeouts
 from coterie.deploy.server import Service
-from coterie.deploy.timeouts import Timeouts
 from coterie.federation import Safety, Settings
 from coterie.privacy import Protection
 from coterie.privacy.encryption import Encryption
 
-FEDERATION = (Settings, Safety, Protection, Encryption, Sgd)  # settings other than the method's
+FEDERATION = (Settings, Safety, Protection, Encryption, LocalTraining)  # settings other than the method's
 
 
 class RunConfig(NamedTuple):

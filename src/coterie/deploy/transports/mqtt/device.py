@@ -18,20 +18,20 @@ from coterie.deploy.device import Device
 from coterie.deploy.device_models import save_models
 from coterie.deploy.device_setup import (
     DevicePolicy,
+    accept_terms,
     agreement_from_terms,
     device_from_terms,
     load_terms,
     network_from_terms,
-    save_terms,
 )
 from coterie.deploy.handshake import HEX_ID, MAX_BYTES, Terms, from_json, hello, to_json
 from coterie.deploy.inbox import MAX_PENDING, Inbox, Latest, Reassembler
-from coterie.deploy.membership import NAME
+from coterie.deploy.membership import check_name
 from coterie.deploy.roster import load_identity, sign
 from coterie.deploy.sample_schema import difference
 from coterie.deploy.transports.mqtt.connection import Broker, MqttConnection
 from coterie.deploy.wire import MAX_NOTE, Refused, checksum, readable
-from coterie.runs.disk import lock
+from coterie.runs.disk import lock, writing
 
 log = logging.getLogger("coterie")
 SHARED = 2  # shared parts of requests that are kept: the current one and the one before
@@ -51,9 +51,8 @@ class MqttDevice:
         show: Callable[[str], None] = log.info,
         tell_classes: bool = False,  # send class counts to the server
     ) -> None:
-        for what, word in (("device", device), ("federation", name)):
-            if not NAME.fullmatch(word):
-                raise CoterieError(f"invalid {what} name '{word}': use letters, digits, '-', '_' and '.'")
+        check_name("device", device)
+        check_name("federation", name)
         self.root, self.name, self.policy, self.show = f"coterie/{name}", device, policy, show
         self.folder, self.data, self.ids, self.hello = policy.folder, data, ids, hello(device, data, ids, tell_classes)
         self.key: Any = None  # private key that signs the hello
@@ -115,11 +114,9 @@ class MqttDevice:
 
     def _lock(self) -> IO[Any]:
         """Prevent two devices from using one folder."""
-        try:
+        with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / "lock").touch()
-        except OSError as error:
-            raise CoterieError(f"cannot write to {self.folder}: {error.strerror}") from None
         return lock(self.folder / "lock")
 
     # On the connection's thread.
@@ -202,13 +199,7 @@ class MqttDevice:
         self._say_hello(ready=self.terms.federation)
 
     def _begin(self, terms: Terms, start: bytes) -> None:
-        agreement = agreement_from_terms(terms, network_from_terms(terms, self.policy, start), self.policy)
-        if agreement.digest != terms.digest:
-            raise CoterieError(
-                "server and device differ in method, model or settings: use the same versions of Coterie and torch, "
-                "and the same --model"
-            )
-        save_terms(self.folder / terms.federation[:16], terms, start)
+        agreement = accept_terms(terms, start, self.policy)
         self.device = device_from_terms(terms, agreement, self.data, self.ids, self.policy)
 
     def _take_shared(self, message: bytes) -> None:
@@ -242,7 +233,7 @@ class MqttDevice:
         """A federation has ended: save the models, if this device took part in it."""
         federation = which.decode()
         if self.device is None or self.device.agreement.federation != federation:
-            terms = load_terms(self.folder / federation[:16], federation)  # it ended while this device was away
+            terms = load_terms(self.folder / federation[:16], federation)  # it ended while this device was disconnected
             if terms is None or (self.folder / federation[:16] / "run").exists():
                 return None  # not ours, or saved already
             self._begin(*terms)

@@ -1,4 +1,4 @@
-"""The server's end of the MQTT transport: every client has topics of its own, under the name of its device."""
+"""The server's end of the MQTT transport: each client has its own topics, under the name of its device."""
 
 from __future__ import annotations
 

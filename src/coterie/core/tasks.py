@@ -1,0 +1,196 @@
+"""The tasks other than classification: several labels, numbers, pixels, tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from coterie.core import metrics
+from coterie.core.errors import CoterieError, unknown
+from coterie.core.metrics import SummedMetric
+from coterie.core.task import SMALLEST, Classification, Task, check_classes, labels_loss
+
+
+class MultiLabel(Task):
+    """Any number of labels per sample, by binary cross entropy. Outputs are logits (B, L), labels (B, L) of 0 and 1."""
+
+    name = "multi-label"
+
+    def __init__(self, labels: int, metric: str | None = None) -> None:
+        super().__init__(metrics.LABELS, metric, labels=labels)
+        self.labels = labels
+
+    @property
+    def width(self) -> int:
+        return self.labels
+
+    def loss(self, output: Tensor, y: Tensor) -> Tensor:
+        return (F.softplus(output) - output * y.to(output.dtype)).mean(1)
+
+    def mix(self, outputs: Tensor, shares: Tensor) -> Tensor:
+        log = shares.clamp_min(SMALLEST).log()[:, None, None]
+        yes, no = ((F.logsigmoid(sign * outputs) + log).logsumexp(0) for sign in (1, -1))
+        return yes - no
+
+    def read(self, output: Tensor) -> Tensor:
+        return output.sigmoid()
+
+    def check_labels(self, y: Tensor, where: str = "labels") -> None:
+        if y.shape[1:] != (self.labels,):
+            raise CoterieError(
+                f"{where}: multi-label needs {self.labels} columns of 0 and 1, got shape {tuple(y.shape)}"
+            )
+        if not ((y == 0) | (y == 1)).all():
+            raise CoterieError(f"{where}: multi-label needs labels of 0 and 1, got values up to {float(y.max()):g}")
+
+    def check_output(self, shape: tuple[int, ...], label: tuple[int, ...]) -> None:
+        if shape != (self.labels,):
+            raise CoterieError(
+                f"the model returns outputs of shape {shape}, it must return one logit for each of {self.labels} labels"
+            )
+
+    def described(self) -> str:
+        return f"multi-label, {self.labels} labels"
+
+
+LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
+    "mse": torch.square,
+    "mae": torch.abs,
+    "huber": lambda error: torch.where(error.abs() < 1, error.square() / 2, error.abs() - 0.5),
+}
+
+
+class Regression(Task):
+    """One or several numbers per sample. Outputs and labels are (B, T).
+
+    mean, std: (T,) of the training labels. The network learns (label - mean) / std, and the model gives outputs in the
+    units of the labels. loss: mse, mae or huber (quadratic below one standard deviation), of standardized errors.
+    """
+
+    name = "regression"
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        targets: int,
+        mean: Sequence[float] = (),
+        std: Sequence[float] = (),
+        loss: str = "mse",
+        metric: str | None = None,
+    ) -> None:
+        mean, std = list(mean) or [0.0] * targets, list(std) or [1.0] * targets
+        super().__init__(metrics.NUMBERS, metric, targets=targets, mean=mean, std=std, loss=loss)
+        if loss not in LOSSES:
+            raise unknown("loss", loss, LOSSES)
+        if not len(mean) == len(std) == targets:
+            raise CoterieError(f"regression on {targets} targets needs as many means and deviations")
+        self.targets, self.error = targets, loss
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float64).float())
+        self.register_buffer("std", torch.tensor(std, dtype=torch.float64).float())
+
+    @property
+    def width(self) -> int:
+        return self.targets
+
+    def loss(self, output: Tensor, y: Tensor) -> Tensor:
+        return LOSSES[self.error]((output - y) / self.std).mean(1)
+
+    def scale(self, output: Tensor) -> Tensor:
+        return output * self.std + self.mean
+
+    def check_labels(self, y: Tensor, where: str = "labels") -> None:
+        if not y.is_floating_point() or y.shape[1:] != (self.targets,):
+            raise CoterieError(
+                f"{where}: regression needs {self.targets} numbers per sample, got {y.dtype} {tuple(y.shape)}"
+            )
+        if not y.isfinite().all():
+            raise CoterieError(f"{where}: {int((~y.isfinite()).any(1).sum())} samples have a target that is not finite")
+
+    def check_output(self, shape: tuple[int, ...], label: tuple[int, ...]) -> None:
+        if shape != (self.targets,):
+            raise CoterieError(
+                f"the model returns outputs of shape {shape}, it must return {self.targets} number"
+                f"{'s' * (self.targets > 1)} per sample, shape ({self.targets},)"
+            )
+
+    def described(self) -> str:
+        return f"regression, {self.targets} target{'s' * (self.targets > 1)}, {self.error}"
+
+
+class Segmentation(Task):
+    """One class per pixel. Outputs are logits (B, K, H, W), labels (B, H, W); pixels with label -1 are ignored."""
+
+    name = "segmentation"
+    class_axis = 1
+
+    def __init__(self, classes: int, metric: str | None = None) -> None:
+        super().__init__(metrics.of_pixels(classes), metric, classes=classes)
+        self.classes = classes
+
+    def loss(self, output: Tensor, y: Tensor) -> Tensor:
+        return labels_loss(output, y)
+
+    def read(self, output: Tensor) -> Tensor:
+        return output.softmax(1)
+
+    def check_labels(self, y: Tensor, where: str = "labels") -> None:
+        check_classes(y, self.classes, 2, where)
+
+    def check_output(self, shape: tuple[int, ...], label: tuple[int, ...]) -> None:
+        if shape != (self.classes, *label):
+            raise CoterieError(
+                f"the model returns outputs of shape {shape}, it must return logits of shape {(self.classes, *label)}: "
+                "classes, height, width"
+            )
+
+    def described(self) -> str:
+        return f"segmentation, {self.classes} classes"
+
+
+class NextToken(Task):
+    """The next token of a sequence. Outputs are logits (B, T, V), labels (B, T); tokens with label -1 are ignored."""
+
+    name = "next-token"
+    class_axis = 2
+
+    def __init__(self, classes: int, metric: str | None = None) -> None:
+        perplexity = SummedMetric(
+            "perplexity", token_losses, lambda sums: metrics.ratio(sums).exp(), higher=False, share=False
+        )
+        accuracy = SummedMetric("accuracy", lambda output, y: metrics.hits(output.movedim(2, 1), y), metrics.ratio)
+        super().__init__((accuracy, perplexity), metric, classes=classes)
+        self.classes = classes  # V
+
+    def loss(self, output: Tensor, y: Tensor) -> Tensor:
+        return labels_loss(output.movedim(2, 1), y)
+
+    def read(self, output: Tensor) -> Tensor:
+        return output.softmax(2)
+
+    def check_labels(self, y: Tensor, where: str = "labels") -> None:
+        check_classes(y, self.classes, 1, where)
+
+    def check_output(self, shape: tuple[int, ...], label: tuple[int, ...]) -> None:
+        if shape != (*label, self.classes):
+            raise CoterieError(
+                f"the model returns outputs of shape {shape}, it must return logits of shape {(*label, self.classes)}: "
+                "tokens, vocabulary"
+            )
+
+    def described(self) -> str:
+        return f"next token, vocabulary of {self.classes}"
+
+
+def token_losses(output: Tensor, y: Tensor) -> Tensor:
+    """(B, 2): the cross entropy of a sample's tokens, and their number."""
+    count = (y >= 0).sum(1)
+    return torch.stack([labels_loss(output.movedim(2, 1), y).double() * count, count.double()], 1)
+
+
+TASKS: dict[str, type[Task]] = {
+    kind.name: kind for kind in (Classification, MultiLabel, Regression, Segmentation, NextToken)
+}
