@@ -15,6 +15,7 @@ from coterie.core.errors import CoterieError
 from coterie.models import MODELS, build
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
+SERIES = {"cnn1d": (3, 32), "lstm": (32, 3), "transformer": (32, 3)}  # networks that take no images
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +51,14 @@ def count(module: nn.Module) -> int:
         ("akd-cnn", GREY, 10, {}, 115_776, 1_290, 128),
         ("akd-cnn", GREY, 10, {"head_depth": "all_fc"}, 13_248, 103_818, 800),
         ("resnet18", COLOUR, 100, {}, 11_168_832, 51_300, 512),
+        ("resnet18-gn", COLOUR, 100, {}, 11_168_832, 51_300, 512),
+        ("mobilenet", COLOUR, 10, {}, 338_496, 3_850, 384),
+        ("vit-tiny", COLOUR, 10, {}, 6 * (12 * 192**2 + 13 * 192) + 49 * 192 + 64 * 192 + 2 * 192, 1_930, 192),
+        ("vit-tiny", GREY, 10, {"depth": 1, "patch": 7}, 12 * 192**2 + 13 * 192 + 50 * 192 + 18 * 192, 1_930, 192),
+        ("cnn1d", (3, 128), 10, {}, (15 + 3) * 32 + (160 + 3) * 64 + (320 + 3) * 128, 1_290, 128),
+        ("lstm", (128, 9), 10, {}, 4 * 128 * (9 + 128 + 2), 1_290, 128),
+        ("lstm", (128, 9), 10, {"hidden": 8}, 4 * 8 * (9 + 8 + 2), 90, 8),
+        ("transformer", (128, 9), 10, {}, 4 * (12 * 128**2 + 13 * 128) + (10 + 128 + 2) * 128, 1_290, 128),
         ("linear", (30,), 2, {}, 0, 62, 30),
         ("mlp", (30,), 2, {}, 6_144, 130, 64),
         ("mlp", (30,), 2, {"hidden": 8}, 320, 18, 8),
@@ -92,9 +101,10 @@ def test_layers_of_the_resnet() -> None:
 
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_weights_depend_on_the_seed_only(name: str) -> None:
-    first = build(name, COLOUR, 10, seed=3).state_dict()
+    shape = SERIES.get(name, COLOUR)
+    first = build(name, shape, 10, seed=3).state_dict()
     torch.rand(7)
-    second, other = build(name, COLOUR, 10, seed=3).state_dict(), build(name, COLOUR, 10, seed=4).state_dict()
+    second, other = build(name, shape, 10, seed=3).state_dict(), build(name, shape, 10, seed=4).state_dict()
     assert all(torch.equal(first[k], second[k]) for k in first)
     assert any(not torch.equal(first[k], other[k]) for k in first)
 
@@ -227,7 +237,9 @@ def test_smallest_images(name: str, channels: int, smallest: int) -> None:
         build(name, (channels, smallest, smallest - 1), 3, seed=0)
 
 
-@pytest.mark.parametrize("name", ["akd-cnn", "cnn", "conv4", "convnet", "resnet18"])
+@pytest.mark.parametrize(
+    "name", ["akd-cnn", "cnn", "conv4", "convnet", "mobilenet", "resnet18", "resnet18-gn", "vit-tiny"]
+)
 @pytest.mark.parametrize("shape", [(30,), (32, 32), (3, 0, 32), (0, 32, 32)])
 def test_samples_that_are_no_images(name: str, shape: tuple[int, ...]) -> None:
     with pytest.raises(CoterieError, match=rf"'{name}' takes images C x H x W .* not samples of shape \({shape[0]}"):

@@ -88,6 +88,21 @@ def test_a_convolution_over_time_learns_from_normalised_series(tmp_path: Path) -
     assert any("3 channels of axis 0" in line for line in told["input"])
 
 
+@pytest.mark.long
+def test_a_network_by_name_learns_from_series(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez(tmp_path / "own.npz", **windows())
+    command = ["--dataset", str(tmp_path / "own.npz"), "--normalise", "auto", "--channel-axis", "0", "--json"]
+    out = tmp_path / "run"
+    main(["run", "fedavg", *command, "--model", "cnn1d", "--rounds", "6", "--lr", "0.05", "--out", str(out)])
+    result = coterie.load_run(out)
+    assert result.history.curve("pre")[-1][1] > 0.9
+    x, y = coterie.load_clients(str(tmp_path / "own.npz")).test.client(1)
+    assert (result.personal_model(1)(x).argmax(1) == y).float().mean() > 0.9  # raw samples
+    with pytest.raises(SystemExit):
+        main(["run", "fedavg", *command, "--model", "cnn", "--rounds", "1"])
+    assert "model 'cnn' takes images C x H x W" in capsys.readouterr().err
+
+
 def test_windows_of_one_recording_stay_on_one_side_of_every_split(tmp_path: Path) -> None:
     given = windows()
     np.savez(tmp_path / "a.npz", **given)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import coterie
+from coterie.cli import main
 from coterie.core.errors import CoterieError
 
 WORDS, LENGTH = 200, 12
@@ -52,6 +53,27 @@ def test_tokens_reach_an_embedding_and_are_learned_from(tmp_path: Path, form: st
     assert result.history.curve("pre")[-1][1] > 0.8
     told = result.personal_model(0)(data.test.client(0)[0])
     assert (told.argmax(1) == data.test.client(0)[1]).float().mean() > 0.7
+
+
+@pytest.mark.long
+def test_a_network_by_name_learns_from_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    x, y, author = sentences()
+    np.savez(tmp_path / "own.npz", x=x, y=y, client=author)
+    command = ["run", "fedavg", "--dataset", str(tmp_path / "own.npz"), "--model", "transformer", "--json"]
+    out = tmp_path / "run"
+    options = ["--model-args", f"vocabulary={WORDS}", "depth=1", "--rounds", "8", "--lr", "0.05", "--out", str(out)]
+    main([*command, *options])
+    result = coterie.load_run(out)
+    assert result.history.curve("pre")[-1][1] > 0.8
+    x, y = coterie.load_clients(str(tmp_path / "own.npz")).test.client(0)
+    assert (result.personal_model(0)(x).argmax(1) == y).float().mean() > 0.7
+    for wrong, message in (
+        ([], "tokens (time,) with --model-args vocabulary=N, got samples of shape (12,)"),
+        (["--model-args", "vocabulary=100"], "vocabulary=100 allows tokens from 0 to 99, but the data has tokens from"),
+    ):
+        with pytest.raises(SystemExit):
+            main([*command, *wrong, "--rounds", "1"])
+        assert message in capsys.readouterr().err
 
 
 def test_tokens_train_alike_looped_and_stacked() -> None:

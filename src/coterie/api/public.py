@@ -107,8 +107,9 @@ def run(
     ----------
     method: a name (`coterie methods` lists them), an import path package.module:Class, or a Method.
     data: the clients' samples, from `load_clients` or `clients_from`. Default: the shipped Fashion-MNIST subset.
-    model: a name (cnn, convnet, conv4, akd-cnn, resnet18, linear, mlp), a torch module or a Model.
-        Default: the protocol's.
+    model: a name, a torch module or a Model. Names for images: cnn, convnet, conv4, akd-cnn, resnet18, resnet18-gn,
+        mobilenet, vit-tiny; for series: cnn1d, lstm, transformer; for tokens: lstm, transformer; for tables: linear,
+        mlp. Default: the protocol's.
 
     rounds: communication rounds.
     join_ratio: share of clients in a round.

@@ -60,7 +60,9 @@ def add_setting_flags(
 
     parser.add_argument(
         "--model",
-        help="cnn, convnet, conv4, akd-cnn, resnet18, linear, mlp, or package.module:Class; default: set by --protocol",
+        help="images: cnn, convnet, conv4, akd-cnn, resnet18, resnet18-gn, mobilenet, vit-tiny; series: cnn1d, lstm, "
+        "transformer; tokens: lstm, transformer; tables: linear, mlp; or package.module:Class; "
+        "default: set by --protocol",
     )
     add_model_args(parser)
     parser.add_argument("--head", metavar="NAME", help="name of the model's head; default: the last layer that runs")

@@ -15,9 +15,12 @@ from coterie.core.importing import imported
 from coterie.core.model import Model, make_model
 from coterie.core.task import Task
 from coterie.core.user_code import failure
+from coterie.models.attention import transformer, vit_tiny
 from coterie.models.cnn import akd_cnn, cnn, conv4, convnet
+from coterie.models.mobilenet import mobilenet
 from coterie.models.network import Network, Shape
-from coterie.models.resnet import resnet18
+from coterie.models.resnet import resnet18, resnet18_gn
+from coterie.models.series import check_tokens, cnn1d, lstm
 from coterie.models.tabular import linear, mlp
 
 __all__ = ["MODELS", "Network", "build", "build_model", "make_network"]
@@ -25,11 +28,17 @@ __all__ = ["MODELS", "Network", "build", "build_model", "make_network"]
 MODELS: dict[str, Callable[..., Network]] = {
     "akd-cnn": akd_cnn,
     "cnn": cnn,
+    "cnn1d": cnn1d,
     "conv4": conv4,
     "convnet": convnet,
     "linear": linear,
+    "lstm": lstm,
     "mlp": mlp,
+    "mobilenet": mobilenet,
     "resnet18": resnet18,
+    "resnet18-gn": resnet18_gn,
+    "transformer": transformer,
+    "vit-tiny": vit_tiny,
 }
 
 
@@ -41,7 +50,11 @@ def make_network(
     model_args: Mapping[str, Any] | None = None,
 ) -> Model:
     sample = (data.shape, data.train.x.dtype, data.task, data.transform)
-    return build_model(model, *sample, head, seed, model_args, data.label_shape)
+    made = build_model(model, *sample, head, seed, model_args, data.label_shape)
+    vocabulary = (model_args or {}).get("vocabulary")
+    if isinstance(model, str) and model in MODELS and vocabulary is not None:
+        check_tokens(data, vocabulary)
+    return made
 
 
 def build_model(

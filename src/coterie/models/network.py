@@ -1,4 +1,4 @@
-"""What every network here is: an encoder (x -> z) and a head (z -> logits)."""
+"""The common form of all networks: an encoder (x -> z) and a head (z -> logits)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Shape = tuple[int, ...]  # of one sample
 
 
 class Network(nn.Module):
-    """Logits of a batch: the head of the encoder's features."""
+    """logits = head(encoder(x))."""
 
     def __init__(self, encoder: nn.Module, head: nn.Module) -> None:
         super().__init__()
@@ -36,12 +36,12 @@ class Conv(NamedTuple):
         return (side + 2 * self.padding - self.kernel + 1) // 2
 
     def side_before(self, side: int) -> int:
-        """The smallest side that leaves this one."""
+        """The smallest input side for this output side."""
         return 2 * side + self.kernel - 1 - 2 * self.padding
 
 
 def check_image(name: str, shape: Shape, smallest: int = 1) -> None:
-    """Complain about samples that are not images of C x H x W, or too small ones."""
+    """Raise an error unless samples are C x H x W images of at least the smallest size."""
     if len(shape) == 3 and shape[0] >= 1 and min(shape[1:]) >= smallest:
         return
     raise CoterieError(
@@ -58,7 +58,7 @@ def smallest_side(convs: tuple[Conv, ...]) -> int:
 
 
 def flat_size(shape: Shape, convs: tuple[Conv, ...]) -> int:
-    """Numbers that are left of a C x H x W image behind the convolutions."""
+    """Number of features of a C x H x W image after the convolutions."""
     sides = shape[1:]
     for conv in convs:
         sides = tuple(conv.side_after(side) for side in sides)
@@ -66,10 +66,10 @@ def flat_size(shape: Shape, convs: tuple[Conv, ...]) -> int:
 
 
 def conv_layers(channels: int, convs: tuple[Conv, ...], activation: nn.Module, norm: str = "none") -> list[nn.Module]:
-    """Convolution, normalisation, pooling, activation, for each entry of convs.
+    """Convolution, normalization, pooling, activation, for each entry of convs.
 
-    The papers activate first and pool then. Both orders give the same values and gradients, since the maximum
-    of rising values is the rising value of the maximum; this one activates a quarter of the numbers.
+    The papers apply the activation before pooling. Both orders give the same values and gradients, since the maximum
+    commutes with increasing functions; this one applies the activation to a quarter of the values.
     """
     layers: list[nn.Module] = []
     for conv in convs:
@@ -82,7 +82,18 @@ def conv_layers(channels: int, convs: tuple[Conv, ...], activation: nn.Module, n
 
 
 def batch_norm(channels: int, statistics: bool = True) -> nn.BatchNorm2d:
-    """BatchNorm; without running statistics it uses those of the batch, in testing too."""
+    """BatchNorm; without running statistics it uses those of the batch, also in evaluation."""
     norm = nn.BatchNorm2d(channels, track_running_stats=statistics)
-    norm.num_batches_tracked = None  # a count in int64 that only the cumulative average needs
+    norm.num_batches_tracked = None  # an int64 counter that only momentum=None needs
     return norm
+
+
+class WideGroupNorm(nn.GroupNorm):
+    """GroupNorm in the type of its weights. Under vmap, torch cannot differentiate it for bf16 samples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype))
+
+
+def group_norm(channels: int, groups: int = 8) -> WideGroupNorm:
+    return WideGroupNorm(groups, channels)

@@ -1,0 +1,135 @@
+"""Networks with attention: a transformer encoder for sequences, and a small vision transformer.
+
+Layers are pre-norm. Attention uses linear layers and torch's scaled_dot_product_attention, or its formula under vmap.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._C import _functorch as functorch
+
+from coterie.core.errors import CoterieError
+from coterie.models.network import Network, Shape, check_image
+from coterie.models.series import TokenEmbedding, check_sequence
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """softmax(q kᵀ / √d) v for (B, heads, T, d). Under vmap as matrix products: the CPU kernel has no vmap rule."""
+    if not _under_vmap(q):
+        return F.scaled_dot_product_attention(q, k, v)
+    return (q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])).softmax(-1) @ v
+
+
+def _under_vmap(x: Tensor) -> bool:
+    while functorch.is_functorch_wrapped_tensor(x):
+        if functorch.is_batchedtensor(x):
+            return True
+        x = functorch.get_unwrapped(x)
+    return False
+
+
+class SelfAttention(nn.Module):
+    """(B, T, width) -> (B, T, width)."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # (B, heads, T, width / heads)
+        mixed: Tensor = self.out(attend(q, k, v).transpose(1, 2).flatten(2))
+        return mixed
+
+
+class AttentionBlock(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.attention = nn.Sequential(nn.LayerNorm(width), SelfAttention(width, heads))
+        self.mlp = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(x)
+        result: Tensor = x + self.mlp(x)
+        return result
+
+
+class AddPositions(nn.Module):
+    """(B, T, width) + (T, width) learned positions."""
+
+    def __init__(self, length: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(nn.init.normal_(torch.empty(length, width), std=0.02))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.weight
+
+
+class MeanOverPositions(nn.Module):
+    """(B, T, width) -> (B, width)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(1)
+
+
+class Patches(nn.Module):
+    """(B, C, H, W) -> (B, T, C * patch * patch): the patches of an image, row by row."""
+
+    def __init__(self, patch: int) -> None:
+        super().__init__()
+        self.patch = patch
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, channels, height, width = x.shape
+        rows, columns = height // self.patch, width // self.patch
+        tiles = x.reshape(-1, channels, rows, self.patch, columns, self.patch)
+        return tiles.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+
+
+def transformer(shape: Shape, classes: int, vocabulary: int | None = None, depth: int = 4) -> Network:
+    """A transformer encoder for tokens (T,) or series (T, F): width 128, 4 heads, mean over positions; d = 128.
+
+    vocabulary: number of different tokens, for tokens only. depth: number of layers.
+    """
+    check_sequence("transformer", shape, vocabulary)
+    _at_least_one("transformer", depth=depth)
+    embed = nn.Linear(shape[1], 128) if vocabulary is None else TokenEmbedding(vocabulary, 128)
+    return Network(_encoder([embed], shape[0], 128, depth, heads=4), nn.Linear(128, classes))
+
+
+def vit_tiny(shape: Shape, classes: int, patch: int = 4, depth: int = 6) -> Network:
+    """A vision transformer for small images: width 192, 3 heads, mean over patches; d = 192.
+
+    patch: side of a patch in pixels. depth: number of layers.
+    """
+    check_image("vit-tiny", shape)
+    _at_least_one("vit-tiny", patch=patch, depth=depth)
+    channels, height, width = shape
+    if height % patch or width % patch:
+        raise CoterieError(
+            f"model 'vit-tiny' takes images whose height and width are multiples of patch={patch}, "
+            f"got samples of shape {shape}"
+        )
+    embed = [Patches(patch), nn.Linear(channels * patch * patch, 192)]
+    length = (height // patch) * (width // patch)
+    return Network(_encoder(embed, length, 192, depth, heads=3), nn.Linear(192, classes))
+
+
+def _encoder(embed: list[nn.Module], length: int, width: int, depth: int, heads: int) -> nn.Sequential:
+    blocks = [AttentionBlock(width, heads) for _ in range(depth)]
+    return nn.Sequential(*embed, AddPositions(length, width), *blocks, nn.LayerNorm(width), MeanOverPositions())
+
+
+def _at_least_one(name: str, **options: int) -> None:
+    for option, value in options.items():
+        if not isinstance(value, int) or value < 1:
+            raise CoterieError(f"{option} of model '{name}' must be a positive integer, got {value!r}")

@@ -1,0 +1,87 @@
+"""Networks for series of numbers and sequences of tokens: a convolution over time, and an LSTM."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from coterie.core.data import FederatedData
+from coterie.core.errors import CoterieError
+from coterie.models.network import Network, Shape, group_norm
+
+CHANNELS = (32, 64, 128)  # of the blocks of cnn1d
+
+
+def cnn1d(shape: Shape, classes: int) -> Network:
+    """Three convolutions over time with GroupNorm, averaged over time; d = 128."""
+    if len(shape) != 2 or min(shape) < 1:
+        raise CoterieError(f"model 'cnn1d' takes series (channels, time), got samples of shape {shape}")
+    channels, steps = shape
+    layers: list[nn.Module] = []
+    for after in CHANNELS:
+        if layers and steps > 1:
+            layers.append(nn.MaxPool1d(2))
+            steps //= 2
+        layers += [nn.Conv1d(channels, after, 5, padding=2), group_norm(after), nn.ReLU()]
+        channels = after
+    layers += [nn.AdaptiveAvgPool1d(1), nn.Flatten()]
+    return Network(nn.Sequential(*layers), nn.Linear(channels, classes))
+
+
+class TokenEmbedding(nn.Embedding):
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            return super().forward(x)
+        except IndexError:
+            size = self.num_embeddings
+            raise CoterieError(f"tokens must be from 0 to {size - 1} (vocabulary={size})") from None
+
+
+class LastHidden(nn.Module):
+    """(B, T, F) -> (B, hidden): the hidden state of an LSTM after the last step."""
+
+    def __init__(self, features: int, hidden: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(features, hidden, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.lstm(x)[0]
+        return outputs[:, -1]
+
+
+def lstm(shape: Shape, classes: int, vocabulary: int | None = None, hidden: int = 128) -> Network:
+    """One LSTM layer over tokens (T,) or series (T, F), the last hidden state; d = hidden.
+
+    vocabulary: number of different tokens, for tokens only.
+    """
+    check_sequence("lstm", shape, vocabulary)
+    if hidden < 1:
+        raise CoterieError(f"hidden of model 'lstm' must be at least 1, got {hidden}")
+    if vocabulary is None:
+        return Network(LastHidden(shape[1], hidden), nn.Linear(hidden, classes))
+    encoder = nn.Sequential(TokenEmbedding(vocabulary, hidden), LastHidden(hidden, hidden))
+    return Network(encoder, nn.Linear(hidden, classes))
+
+
+def check_sequence(name: str, shape: Shape, vocabulary: int | None) -> None:
+    """Raise an error unless samples are tokens (T,) with a vocabulary, or series (T, F) without one."""
+    if vocabulary is not None and (not isinstance(vocabulary, int) or vocabulary < 2):
+        raise CoterieError(f"vocabulary of model '{name}' must be an integer of at least 2, got {vocabulary!r}")
+    if len(shape) == (2 if vocabulary is None else 1) and min(shape) >= 1:
+        return
+    if vocabulary is None:
+        takes = "series (time, features), or tokens (time,) with --model-args vocabulary=N"
+    else:
+        takes = "tokens (time,) if vocabulary is set"
+    raise CoterieError(f"model '{name}' takes {takes}, got samples of shape {shape}")
+
+
+def check_tokens(data: FederatedData, vocabulary: int) -> None:
+    """Raise an error if a sample has a token outside the vocabulary."""
+    splits = (data.train, data.test, data.validation)
+    ends = [end for split in splits if split is not None and len(split.x) for end in split.x.aminmax()]
+    low, high = int(min(ends)), int(max(ends))
+    if low < 0 or high >= vocabulary:
+        raise CoterieError(
+            f"vocabulary={vocabulary} allows tokens from 0 to {vocabulary - 1}, "
+            f"but the data has tokens from {low} to {high}"
+        )
