@@ -207,7 +207,7 @@ def make_model(
 ) -> Model:
     """A Model from any network. head: name of its head, if not the one that `split_head` finds.
 
-    task: a number stands for classification into so many classes. shape, sample_type: of one raw sample; label: the
+    task: an int stands for classification into that many classes. shape, sample_type: of one raw sample; label: the
     shape of one label. Parameters with requires_grad=False are frozen: they are shared by all
     clients, never trained and never sent in a round.
     """

@@ -70,7 +70,7 @@ def build_model(
 ) -> Model:
     """Build the model of a federation from a network or its name.
 
-    shape, sample_type: of one raw sample; label: shape of one label. task: a number stands for classification into so
+    shape, sample_type: of one raw sample; label: shape of one label. task: an int stands for classification into that
     many classes. options: constructor arguments, for a network given by name.
     """
     if isinstance(network, str):
