@@ -104,7 +104,7 @@ def do_tune(chosen: argparse.Namespace) -> None:
     )
     line = command_line(chosen, tuned)
     if as_json:
-        print(json.dumps({**tuned.told(), "command": line}, indent=2))
+        print(json.dumps({**tuned.as_dict(), "command": line}, indent=2))
         return
     table, words = tuned.table(), tuned.last_words()
     if format != "terminal":

@@ -109,10 +109,10 @@ class Transform:
     columns: tuple[Column, ...] = ()  # of a table, in the order of a raw sample; empty: samples are arrays
 
     @staticmethod
-    def from_json(told: Mapping[str, Any]) -> Transform:
+    def from_json(content: Mapping[str, Any]) -> Transform:
         """From the JSON of `asdict(transform)`."""
-        tuples: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in told.items()}
-        columns = (Column(**{**column, "categories": tuple(column["categories"])}) for column in told["columns"])
+        tuples: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in content.items()}
+        columns = (Column(**{**column, "categories": tuple(column["categories"])}) for column in content["columns"])
         return Transform(**{**tuples, "columns": tuple(columns)})
 
     def input_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -272,8 +272,8 @@ def _input(
         else "; integers reach the network as they are, for an nn.Embedding; if they are features, read them with "
         "--input values, if they are gray images, with --input image"
     )
-    told = " x ".join(map(str, shape))
-    raise CoterieError(f"the model cannot take {kind} samples of shape {told}: {failure}{integers}") from None
+    sides = " x ".join(map(str, shape))
+    raise CoterieError(f"the model cannot take {kind} samples of shape {sides}: {failure}{integers}") from None
 
 
 def _random(x: Tensor) -> Tensor:

@@ -124,7 +124,7 @@ def tune(
         tuned = Tuned(
             task.title, data.name, data.num_clients, task.point, share, schedule.seeds, standings, left, folder, test
         )
-        write(folder / "tuned.json", tuned.told())
+        write(folder / "tuned.json", tuned.as_dict())
     return tuned
 
 

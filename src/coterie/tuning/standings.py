@@ -30,7 +30,7 @@ class Standing:
     def spread(self) -> Spread | None:
         return Spread.of(list(self.accuracies.values())) if self.accuracies else None
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         mean, std = self.spread[:2] if self.spread else (None, None)
         return {
             "settings": self.settings,
@@ -62,7 +62,7 @@ class Tuned:
     def best(self) -> Candidate:
         return self.standings[0].settings
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         return {
             "method": self.title,
             "data": self.data,
@@ -70,7 +70,7 @@ class Tuned:
             "measured": POINTS[self.point],
             "validation": self.share,
             "seeds": list(self.seeds),
-            "standings": [{"rank": rank, **s.told()} for rank, s in enumerate(self.standings, 1)],
+            "standings": [{"rank": rank, **s.as_dict()} for rank, s in enumerate(self.standings, 1)],
             "not_tried": list(self.untried),
             "best": self.best,
             "test": self.test,
