@@ -6,6 +6,8 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from multiprocessing.process import BaseProcess
@@ -176,3 +178,18 @@ def test_the_cores_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     for trainings, cores in ((2, 4), (3, 2), (16, 1)):
         looped.share_cores(trainings)
         assert looped.cores() == cores
+
+
+def test_a_request_to_stop_while_a_worker_exits_is_silent() -> None:
+    """Its jobs are done, and torch is cleaning up."""
+    script = """
+import atexit, os, signal
+from multiprocessing import Pipe
+from coterie.runs.jobs import serve
+atexit.register(lambda: os.kill(os.getpid(), signal.SIGTERM))
+ours, theirs = Pipe()
+ours.close()
+serve(theirs, print, 1)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

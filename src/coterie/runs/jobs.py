@@ -185,6 +185,7 @@ def serve(line: Connection, work: Work, jobs: int) -> None:
             torch.cuda.empty_cache()  # for other workers
             with contextlib.suppress(ConnectionError):
                 line.send(answer)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # an exception while torch exits would be printed
     except BaseException as error:
         if not isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
             raise
