@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import coterie
 from coterie.api.methods import make_method
 from coterie.cli import main
 from coterie.core.errors import CoterieError
@@ -114,3 +115,11 @@ def test_a_method_without_declared_ranges() -> None:
 
     assert Plain(strength=-2).strength == -2
     assert Plain(strength=math.inf).strength == math.inf
+
+
+@pytest.mark.parametrize("train", [coterie.AdamW(), coterie.Sgd(lr=0.1), "adamw", None])
+def test_an_optimizer_is_not_local_training(train: Any) -> None:
+    with pytest.raises(CoterieError, match=r"train must be a coterie\.LocalTraining, got .*; an optimizer is set by"):
+        coterie.FedAvg(train=train)
+    with pytest.raises(CoterieError, match=r"train must be a coterie\.LocalTraining"):
+        coterie.FedAvg(train)

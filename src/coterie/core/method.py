@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from coterie.core.batch import Data
+from coterie.core.errors import CoterieError
 from coterie.core.explicit import Explicit
 from coterie.core.model import Model
 from coterie.core.protections import Protections
@@ -53,6 +54,15 @@ class Method(Explicit, ABC, Generic[Server, State, Down, Up]):
     needs_encoder: ClassVar[bool] = False
     needs_classes: ClassVar[bool] = False  # True: for classification only, one class per sample
     needs_sgd: ClassVar[str] = ""  # why local training must be by sgd; empty: any optimizer will do
+
+    def __new__(cls, *args: Any, **settings: Any) -> Self:
+        train = args[0] if args else settings.get("train", cls.train)
+        if not isinstance(train, LocalTraining):
+            raise CoterieError(
+                f"train must be a coterie.LocalTraining, got {type(train).__name__}; an optimizer is set by its name: "
+                'coterie.LocalTraining(optimizer="adamw", lr=0.001)'
+            )
+        return super().__new__(cls, *args, **settings)
 
     def __init_subclass__(cls, **options: Any) -> None:
         """A method derived from another reports under its own name: what it does not call itself, its class says."""
