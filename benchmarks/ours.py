@@ -191,7 +191,8 @@ def one_step(w: Workload, held: FederatedData) -> Work:
     x, y = held.train.client(0)
     train = make(w).train
     batch = slice(0, train.batch_size)
-    return step_work(network(w, held), x[batch].float() / 255, y[batch], train.momentum > 0)
+    ready = x[batch].float() / 255 if x.ndim == 4 else x[batch]
+    return step_work(network(w, held), ready, y[batch], train.momentum > 0)
 
 
 def measure_way(case: Case, plain: Neighbour) -> tuple[str, dict[str, Any]]:

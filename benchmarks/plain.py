@@ -111,7 +111,7 @@ def make_client(w: Workload, held: FederatedData, number: int, device: str) -> C
     x, y = held.train.client(number)
     net = network(w, held)
     assert isinstance(net, Network)
-    ready = normalised(x, held.transform).to(device)
+    ready = (normalised(x, held.transform) if x.ndim == 4 else x).to(device)
     return Client(ready, y.to(device), copy.deepcopy(net).to(device), passes(w, held)[number])
 
 

@@ -34,8 +34,9 @@ def step_work(net: nn.Module, x: Tensor, y: Tensor, momentum: bool) -> Work:
     """Work of one SGD step of one client on a batch x (B, ...), which is stored as bytes."""
     written = 0
 
-    def note(layer: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
+    def note(layer: nn.Module, given: tuple[Tensor, ...], out: Tensor | tuple[Tensor, ...]) -> None:
         nonlocal written
+        out = out[0] if isinstance(out, tuple) else out  # of a recurrent layer: its outputs
         if out.data_ptr() != given[0].data_ptr():  # a view moves nothing
             written += out.numel() * out.element_size()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -22,10 +22,13 @@ from coterie.models.cnn import COLOUR, GREY
 from coterie.models.network import conv_layers, flat_size
 
 SEED = 0
-SHAPES = {  # training samples, test samples, shape of a sample
+SHAPES: dict[str, tuple[int, int, tuple[int, ...]]] = {  # training samples, test samples, shape of a sample
     "cifar10": (50_000, 10_000, (3, 32, 32)),
     "fashion-mnist": (60_000, 10_000, (1, 28, 28)),
+    "tokens-64": (16_000, 4_000, (64,)),
+    "tokens-80": (16_000, 4_000, (80,)),
 }
+VOCABULARY = 96  # of the tokens
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class Workload:
     tests: int  # test samples per client
     epochs: int = 5
     protocol: str = "pac"  # source of learning rate, batch size, momentum and partition
+    batch: int = 0  # samples of a batch; 0: from the protocol
+    options: dict[str, int] = field(default_factory=dict)  # of the network
     width: float = 1.0  # factor on the channels and units of `cnn`
     real: bool = False  # use the dataset instead of generated samples of its shape
     data_dir: str | None = None
@@ -89,20 +94,28 @@ WORKLOADS = {
         Workload("fedreg-ragged", "fedreg", "convnet", "cifar10", 20, 20, 0, 0, epochs=1, protocol="reg"),
         Workload("resnet18-10", "fedper", "resnet18", "cifar10", 10, 10, 500, 100, epochs=1),
         Workload("resnet18-500", "local", "resnet18", "cifar10", 500, 10, 100, 20, epochs=1),
+        Workload("resnet18-10-128", "fedper", "resnet18", "cifar10", 10, 10, 1280, 100, epochs=1, batch=128),
+        Workload("transformer-20", "fedavg", "transformer", "tokens-64", 20, 20, 320, 64, epochs=1, batch=32),
+        Workload(
+            "lstm-20", "fedavg", "lstm", "tokens-80", 20, 20, 320, 64, epochs=1, batch=32,
+            options={"hidden": 256, "layers": 2},
+        ),
         Workload("linear-100", "fedavg", "linear", "fashion-mnist", 100, 100, 100, 20, on_cpu=True),
     )
-}
+}  # fmt: skip
 
 
 def make(w: Workload) -> AnyMethod:
     usual, training = preset(w.protocol, w.dataset), {f.name for f in fields(LocalTraining)}
     settings = {k: v for k, v in usual.items() if k in training} | method_preset(w.protocol, w.method)
-    return make_method(w.method, **settings | {"local_epochs": w.epochs})
+    own = {"local_epochs": w.epochs, **({"batch_size": w.batch} if w.batch else {})}
+    return make_method(w.method, **settings | own)
 
 
 def data(w: Workload) -> FederatedData:
     source = load(w.dataset, w.data_dir) if w.real else generated(w)
-    source = replace(source, transform=transform(w.dataset, w.protocol))
+    if not is_tokens(w):
+        source = replace(source, transform=transform(w.dataset, w.protocol))
     usual = preset(w.protocol, w.dataset)
     settings: dict[str, Any] = {"num_clients": w.clients}
     if w.samples:
@@ -112,13 +125,21 @@ def data(w: Workload) -> FederatedData:
     return federate(source, divide(source, usual["partition"], **settings))
 
 
+def is_tokens(w: Workload) -> bool:
+    return w.dataset.startswith("tokens")
+
+
 def generated(w: Workload) -> Dataset:
-    """Noise with a bright band whose position encodes the class; as many samples as the real dataset."""
+    """Noise with a bright band, or a repeated token, that encodes the class; as many samples as the real dataset."""
     train, test, shape = SHAPES[w.dataset]
     draw = torch.Generator().manual_seed(SEED)
 
     def split(count: int) -> tuple[Tensor, Tensor]:
         y = torch.arange(count // 50 if w.tiny else count) % 10
+        if is_tokens(w):
+            x = torch.randint(10, VOCABULARY, (len(y), *shape), generator=draw)
+            x[:, ::4] = y[:, None]
+            return x, y
         x = torch.randint(0, 128, (len(y), *shape), generator=draw, dtype=torch.uint8)
         for k in range(10):
             x[y == k, :, 2 * k : 2 * k + 4] += 127
@@ -129,7 +150,8 @@ def generated(w: Workload) -> Dataset:
 
 def network(w: Workload, held: FederatedData) -> nn.Module:
     if w.width == 1:
-        return build(w.network, held.shape, held.classes, SEED)
+        options = {"vocabulary": VOCABULARY, **w.options} if is_tokens(w) else w.options
+        return build(w.network, held.shape, held.classes, SEED, **options)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         return wide_cnn(held.shape, held.classes, w.width)

@@ -40,6 +40,19 @@ def test_stacked_equals_looped(name: str, batch_norm: bool, keep: bool) -> None:
 
 
 @every_method
+@pytest.mark.parametrize("batch_norm", [False, True], ids=["plain", "batchnorm"])
+def test_streams_equal_looped(name: str, batch_norm: bool) -> None:
+    """Recorded and replayed, for clients of several sizes on fewer branches."""
+    method, model, data = toy.method(name, momentum=0.5), toy.model(batch_norm=batch_norm), toy.toy()
+    expected, history = toy.looped(method, model, data)
+    found, branched = toy.streams(method, model, data)
+    assert toy.distance(expected, found) < 1e-10
+    for a, b in zip(history, branched, strict=True):
+        assert (a.bytes_up, a.bytes_down) == (b.bytes_up, b.bytes_down)
+        assert {k: toy.rows(s)[:3] for k, s in a.scores.items()} == {k: toy.rows(s)[:3] for k, s in b.scores.items()}
+
+
+@every_method
 @pytest.mark.parametrize("keep", [False, True], ids=["reset", "keep"])
 def test_adamw_stacked_equals_looped(name: str, keep: bool) -> None:
     settings = {"optimizer": "adamw", "momentum": 0.0, "lr": 0.01, "keep_momentum": keep}

@@ -7,9 +7,12 @@ import warnings
 
 import pytest
 import torch
+from torch import nn
 
 from coterie.core import tree
-from coterie.execution import Looped, Stacked
+from coterie.core.model import make_model
+from coterie.core.tasks import NextToken
+from coterie.execution import Looped, Stacked, Streams
 from coterie.federation import History, Settings
 from coterie.federation.rounds import play
 from coterie.gpu.fusion import FusedModel
@@ -34,6 +37,61 @@ def test_every_method_gives_what_it_gives_on_a_cpu(name: str, batch_norm: bool) 
     assert clients.graphs.captured
 
 
+@pytest.mark.parametrize("batch_norm", [False, True], ids=["plain", "batchnorm"])
+@pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if kind.stackable])
+def test_every_method_gives_it_on_streams(name: str, batch_norm: bool) -> None:
+    """In float64, on three branches, clients of several sizes."""
+    method, model, data = toy.method(name), toy.model(batch_norm=batch_norm), toy.toy()
+    expected, history = toy.outcome(Looped(method, model, data, 7, processes=1), rounds=3)
+    clients = Streams(method, model, data, 7, "cuda", branches=3)
+    made, again = toy.outcome(clients, rounds=3)
+    assert toy.distance({n: t.cpu() for n, t in made.items()}, expected) < 1e-9
+    assert again.curve("pre") == history.curve("pre")
+    assert all(branch.graphs.captured for branch in clients.branches)
+
+
+class ReadsValues(nn.Module):
+    """A network that cannot be recorded: it reads a value on the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.head = nn.Sequential(nn.Flatten(), nn.Linear(144, 6)), nn.Linear(6, toy.CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.isfinite(x).all().item():
+            raise ValueError("not finite")
+        logits: torch.Tensor = self.head(self.encoder(x))
+        return logits
+
+
+def test_a_network_that_cannot_be_recorded_runs_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    method, data = toy.method("fedavg"), toy.toy()
+    model = make_model(ReadsValues(), toy.SHAPE, toy.CLASSES, head="head").to("cpu", torch.float64)
+    expected, _ = toy.outcome(Looped(method, model, data, 7, processes=1), rounds=2)
+    made, _ = toy.outcome(Streams(method, model, data, 7, "cuda", branches=2), rounds=2)
+    assert toy.distance({n: t.cpu() for n, t in made.items()}, expected) < 1e-9
+    assert "computed without CUDA graphs" in caplog.text
+
+
+def test_a_recurrent_network_on_streams() -> None:
+    data, model = toy.of_task("next-token")
+    net = nn.Sequential(nn.Embedding(6, 8), Recurrent(), nn.Linear(16, 6))
+    model = make_model(net, (7,), NextToken(6), sample_type=torch.int64, label=(7,)).to("cpu", torch.float64)
+    expected, _ = toy.outcome(Looped(toy.method("fedavg"), model, data, 7, processes=1), rounds=2)
+    made, _ = toy.outcome(Streams(toy.method("fedavg"), model, data, 7, "cuda", branches=2), rounds=2)
+    assert toy.distance({n: t.cpu() for n, t in made.items()}, expected) < 1e-9
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 16, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.lstm(x)[0]
+        return found
+
+
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 def test_precisions_learn_alike(precision: str) -> None:
     import coterie
@@ -53,10 +111,11 @@ def test_every_precision_model_and_way(name: str, precision: str, way: str) -> N
     assert precisions.distance(name, precision, way, "cuda") <= precisions.TOLERANCE[precision]
 
 
+@pytest.mark.parametrize("kind", [Stacked, Streams])
 @pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if kind.stackable])
-def test_a_round_waits_once(name: str) -> None:
+def test_a_round_waits_once(name: str, kind: type[Stacked] | type[Streams]) -> None:
     method, data = toy.method(name), toy.toy(train=(13, 20, 9, 31, 16))
-    clients, settings = Stacked(method, toy.model(torch.float32), data, 7, "cuda"), Settings(rounds=9, seed=7)
+    clients, settings = kind(method, toy.model(torch.float32), data, 7, "cuda"), Settings(rounds=9, seed=7)
     server = method.server_init(clients.model, clients.census)
     clients.join(method.server_welcome(server))
     for number in range(3):  # all that waits once in a run is behind it then: recording, cohorts, kernels
@@ -99,12 +158,13 @@ def test_a_tree_is_fetched_to_the_last_bit() -> None:
     assert found["b"][0] is given["b"][0]
 
 
-def test_memory_does_not_grow() -> None:
+@pytest.mark.parametrize("kind", [Stacked, Streams])
+def test_memory_does_not_grow(kind: type[Stacked] | type[Streams]) -> None:
     data, method, model = toy.toy(), toy.method("fedpac"), toy.model(torch.float32)
-    clients = Stacked(method, model, data, 7, "cuda")
+    clients = kind(method, model, data, 7, "cuda")
     toy.outcome(clients, rounds=20)
     before = torch.cuda.memory_allocated()
-    clients = Stacked(method, model, data, 7, "cuda")
+    clients = kind(method, model, data, 7, "cuda")
     toy.outcome(clients, rounds=200)
     del clients
     assert torch.cuda.memory_allocated() < before + 2**20

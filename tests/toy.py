@@ -16,10 +16,11 @@ from coterie.core.model import Model, Weights, make_model
 from coterie.core.task import IGNORED
 from coterie.core.tasks import NextToken, Regression
 from coterie.core.training import LocalTraining
-from coterie.execution import Backend, Looped, Request, Stacked
+from coterie.execution import Backend, Looped, Request, Stacked, Streams
 from coterie.execution.requests import Cohort
 from coterie.federation import History, Settings, federate
 from coterie.methods import METHODS
+from tests.fake_graphs import FakeGraphs
 
 CLASSES = 4
 SHAPE = (1, 12, 12)
@@ -168,6 +169,16 @@ def stacked(
     m: AnyMethod, net: Model, data: FederatedData, cohort: int | None = None, **settings: Any
 ) -> tuple[tree.Tree, History]:
     return outcome(Stacked(m, net, data, settings.get("seed", 7), cohort=cohort), **settings)
+
+
+def streams(
+    m: AnyMethod, net: Model, data: FederatedData, recorded: bool = True, **settings: Any
+) -> tuple[tree.Tree, History]:
+    """On three branches; recorded: as logs of operations that stand for CUDA graphs."""
+    backend = Streams(m, net, data, settings.get("seed", 7), branches=3)
+    for branch in backend.branches if recorded else ():
+        branch.graphs.recorder = FakeGraphs()
+    return outcome(backend, **settings)
 
 
 def distance(a: tree.Tree, b: tree.Tree) -> float:

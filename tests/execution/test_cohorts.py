@@ -87,12 +87,12 @@ def test_waste_at_dirichlet(clients: int, join: float) -> None:
 
 def test_cohorts_are_remembered_and_forgotten() -> None:
     clients = Stacked(toy.method("fedavg"), toy.model(), toy.toy(), 0)
-    first = clients.cohorts(Request("train"), torch.tensor([0, 3]))
-    assert clients.cohorts(Request("train"), torch.tensor([0, 3])) is first
-    assert clients.cohorts(Request("score", "test"), torch.tensor([0, 3])) is not first
+    first = clients._cohorts(Request("train"), torch.tensor([0, 3]))
+    assert clients._cohorts(Request("train"), torch.tensor([0, 3])) is first
+    assert clients._cohorts(Request("score", "test"), torch.tensor([0, 3])) is not first
     for some in itertools.product([True, False], repeat=5):
         if any(some):
-            clients.cohorts(Request("train"), torch.tensor(some).nonzero()[:, 0])
+            clients._cohorts(Request("train"), torch.tensor(some).nonzero()[:, 0])
     assert len(clients.remembered) <= 16
 
 

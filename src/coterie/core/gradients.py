@@ -1,4 +1,4 @@
-"""The gradient of a client's loss: by torch.autograd for a client that is computed alone, by torch.func under vmap."""
+"""The gradient of a client's loss: by torch.autograd, or by torch.func for clients under vmap."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack  # None outside of vmap and torch.func.grad
 
 from coterie.core.tree import Tree
 
 Objective = Callable[[Tree, Tree], tuple[Tensor, Tree]]  # weights, BatchNorm's statistics -> loss, new statistics
+
+
+def gradient(f: Objective, weights: Tree, statistics: Tree) -> tuple[Tree, Tree]:
+    """Of the loss in the weights; and BatchNorm's new statistics."""
+    return (autograd_gradient if peek_interpreter_stack() is None else functional_gradient)(f, weights, statistics)
 
 
 def autograd_gradient(f: Objective, weights: Tree, statistics: Tree) -> tuple[Tree, Tree]:

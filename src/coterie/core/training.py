@@ -17,7 +17,7 @@ from coterie.core import random, tree
 from coterie.core.batch import Batch, Data, Epoch
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.explicit import Explicit
-from coterie.core.gradients import Objective, autograd_gradient, functional_gradient
+from coterie.core.gradients import Objective, gradient
 from coterie.core.optimizers import OPTIMIZERS, Optimizer
 from coterie.core.steps import fold
 from coterie.core.tree import Live, Tree
@@ -143,8 +143,7 @@ class LocalTraining(Explicit):
         self, params: P, loss: Callable[[P, Batch], Tensor], batch: Batch, weights: Tree, statistics: Tree
     ) -> tuple[Tree, Tree]:
         """Of the mean loss, in the weights; and BatchNorm's new statistics."""
-        found = autograd_gradient if batch.alone else functional_gradient
-        return found(objective(params, loss, batch), weights, statistics)
+        return gradient(objective(params, loss, batch), weights, statistics)
 
     def _descend(
         self, weights: Tree, state: Tree, slope: Tree, rate: Tensor, active: Tensor | None

@@ -126,6 +126,8 @@ def pick(trees: T, rows: Tensor | int) -> T:
     def read(t: Tensor) -> Tensor:
         if isinstance(rows, Tensor) and rows.dtype != torch.bool and rows.ndim == 1 and alike(t):
             return t[0].expand(len(rows), *t.shape[1:])
+        if isinstance(rows, Tensor) and rows.ndim == 0:
+            return t[rows[None]][0]  # t[rows] would wait for the device
         return t[rows]
 
     return apply(read, trees)
@@ -157,6 +159,24 @@ def blend(a: T, b: T, share: Tensor | float) -> T:
     there = flatten(b)
     mixed = {n: t if is_statistic(n) else share * t + (1 - share) * there[n] for n, t in items(a)}
     return fill(a, mixed, leaf=None)
+
+
+def copy(into: object, values: object) -> None:
+    """Write the values of one tree into the tensors of another, in as few kernels as their types allow."""
+    groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for old, new in zip(leaves(into), leaves(values), strict=True):
+        olds, news = groups.setdefault(old.dtype, ([], []))
+        olds.append(old)
+        news.append(new)
+    for olds, news in groups.values():
+        torch._foreach_copy_(olds, news)
+
+
+def copied(trees: T) -> T:
+    """A copy of every tensor."""
+    made = apply(torch.empty_like, trees)
+    copy(made, trees)
+    return made
 
 
 def where(condition: Tensor, yes: T, no: T) -> T:

@@ -1,4 +1,4 @@
-"""Where clients run: looped, stacked, or on a Ray cluster."""
+"""Where clients run: looped, stacked, on parallel streams, or on a Ray cluster."""
 
 from coterie.execution.answers import Answers
 from coterie.execution.backend import Backend, LocalBackend
@@ -8,6 +8,7 @@ from coterie.execution.ray import Ray
 from coterie.execution.requests import Request, Turn
 from coterie.execution.scoring import Scores
 from coterie.execution.stacked import Stacked
+from coterie.execution.streams import Streams
 
 __all__ = [
     "Answers",
@@ -19,5 +20,6 @@ __all__ = [
     "Request",
     "Scores",
     "Stacked",
+    "Streams",
     "Turn",
 ]

@@ -22,6 +22,8 @@ from coterie.execution.memory import ClientMemory
 from coterie.execution.requests import Cohort, CohortInput, Request, Turn
 from coterie.execution.scoring import Scores, has_global, majority_share, weighed
 
+REMEMBERED = 16  # requests whose cohorts are remembered
+
 
 class Backend(ABC):
     """All clients of a federation, wherever they run. Client ids are ascending everywhere."""
@@ -107,6 +109,7 @@ class LocalBackend(Backend):
         self.census = Census(torch.tensor(data.train.sizes), data.train.class_counts(data.classes))
         self.chance = majority_share(data.test.class_counts(data.classes))
         self.states = ClientMemory(data.num_clients, self.device, state_dir)
+        self.remembered: dict[Any, Sequence[Cohort]] = {}  # by request, ordered by last use
         check_batches(method, data)
 
     def rehearse(self) -> None:
@@ -116,6 +119,11 @@ class LocalBackend(Backend):
     @abstractmethod
     def cohorts(self, job: Request, clients: Tensor) -> Sequence[Cohort]:
         """Partition these clients into cohorts."""
+
+    @property
+    def limit(self) -> int:
+        """Largest number of clients of a cohort."""
+        return self.num_clients
 
     @abstractmethod
     def compute(self, job: Request, cohort: Cohort, states: Any, downs: Any) -> Any:
@@ -185,7 +193,16 @@ class LocalBackend(Backend):
             states = self.states.take(self._ids(cohort)) if job.task in ("train", "finish", "score") else ()
             return CohortInput(cohort, states, tree.pick(downs, cohort.rows))
 
-        return self.each(job, map(task, self.cohorts(job, clients)))
+        return self.each(job, map(task, self._cohorts(job, clients)))
+
+    def _cohorts(self, job: Request, clients: Tensor) -> Sequence[Cohort]:
+        """`cohorts`, remembered: making them copies ids to the device, which waits for it."""
+        about = (job.task, job.split, job.every, self.limit, clients.numpy().tobytes())
+        cohorts = self.remembered.pop(about, None) or self.cohorts(job, clients)
+        self.remembered[about] = cohorts
+        if len(self.remembered) > REMEMBERED:
+            self.remembered.pop(next(iter(self.remembered)))
+        return cohorts
 
     def _scores(self, job: Request, clients: Tensor, downs: Any) -> Scores:
         total = torch.tensor(self.split(job.split).sizes)[clients]
@@ -219,4 +236,13 @@ def check_batches(method: AnyMethod, data: FederatedData) -> None:
         raise CoterieError(
             f"batch size {method.train.batch_size} with drop-last leaves nothing to train on: client {small[0]} has "
             f"{data.train.sizes[small[0]]} samples ({len(small)} such clients); use a smaller batch or no drop-last"
+        )
+
+
+def check_draws(model: Model) -> None:
+    """Refuse networks that draw random numbers from a hidden stream, which clients computed together would share."""
+    if model.draws:
+        raise CoterieError(
+            f"a network with dropout cannot be stacked, it draws random numbers in {model.draws}; use backend=looped, "
+            "or dropout 0"
         )

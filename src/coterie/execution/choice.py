@@ -21,11 +21,12 @@ from coterie.execution.looped import Looped
 from coterie.execution.memory import check_folder
 from coterie.execution.ray import Ray
 from coterie.execution.stacked import Stacked
+from coterie.execution.streams import Streams
 
 log = logging.getLogger("coterie")
 SMALL = 200_000  # parameters up to which stacking is faster on a CPU
 FEW = 8  # clients below which it is not
-BACKENDS = ("auto", "looped", "stacked", "ray")
+BACKENDS = ("auto", "looped", "stacked", "streams", "ray")
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 
 
@@ -33,7 +34,7 @@ CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 class Execution:
     """Where and how fast clients run. Only the precision and the last digits of results depend on it."""
 
-    backend: str = field(default="auto", metadata={"help": "where clients run: looped, stacked, ray or auto"})
+    backend: str = field(default="auto", metadata={"help": "where clients run: looped, stacked, streams, ray or auto"})
     device: str = field(default="auto", metadata={"help": "cpu, cuda, cuda:1, ... or auto"})
     deterministic: bool = field(
         default=False, metadata={"help": "bitwise reproducible results on a GPU, slower; on a CPU they always are"}
@@ -46,6 +47,7 @@ class Execution:
         default=None, metadata={"help": "processes of looped clients (default: one per core)"}
     )
     cohort: int | None = field(default=None, metadata={"help": "clients stacked at a time (default: as many as fit)"})
+    branches: int | None = field(default=None, metadata={"help": "clients side by side on streams (default: 5)"})
     state_dir: str | None = field(
         default=None, metadata={"help": "folder for client states, to keep them out of memory"}
     )
@@ -58,7 +60,7 @@ class Execution:
         check_types(type(self), vars(self))
         if self.backend not in BACKENDS:
             raise unknown("backend", self.backend, BACKENDS)
-        for name in ("processes", "cohort", "ray_workers"):
+        for name in ("processes", "cohort", "branches", "ray_workers"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise CoterieError(f"{name.replace('_', ' ')} must be at least 1, not {value}")
@@ -72,11 +74,14 @@ def place(method: AnyMethod, model: Model, data: FederatedData, seed: int, how: 
         there = (how.device, how.cohort, how.ray_workers, how.ray_address)
         return Ray(method, model, data, seed, *there, how.state_dir)
     where = how.backend if how.backend != "auto" else fastest(method, model, data, device, how)
-    backend = (
-        Looped(method, model, data, seed, device, how.processes, how.state_dir)
-        if where == "looped"
-        else Stacked(method, model, data, seed, device, how.cohort, how.state_dir)
-    )
+    backend: LocalBackend
+    match where:
+        case "looped":
+            backend = Looped(method, model, data, seed, device, how.processes, how.state_dir)
+        case "streams":
+            backend = Streams(method, model, data, seed, device, how.branches, how.cohort, how.state_dir)
+        case _:
+            backend = Stacked(method, model, data, seed, device, how.cohort, how.state_dir)
     try:
         backend.rehearse()
         if how.backend == "stacked" and (problem := vmap_problem(method, model, *rehearsal_samples(data))):

@@ -18,6 +18,9 @@ from coterie.execution.scoring import slices
 
 SPLITS = ("train", "test", "validation")
 WASTE = 0.15  # share of the steps that may be padding
+CPU_COHORT = 32  # clients of a cohort where the memory is not known
+GPU_SHARE = 1 / 32  # of its memory, for everything that scales with the models of a cohort
+COPIES = 6  # of a model, while a client trains: state before and after, message, update, gradient, momentum
 
 
 def bucket_lengths(steps: Iterable[int]) -> list[int]:
@@ -117,3 +120,15 @@ class CohortPartition:
                 ragged = min(sizes[row] for row in rows) < length
                 cohorts.append(cohort_of(clients, torch.tensor(rows), device, length, ragged))
         return cohorts
+
+
+def largest_cohort(device: torch.device, burden: int) -> int:
+    """Number of clients whose models fit into a share of the memory. burden: bytes of a model or a client state."""
+    if device.type != "cuda":
+        return CPU_COHORT
+    return max(int(GPU_SHARE * memory(device) / (COPIES * max(burden, 1))), 1)
+
+
+def memory(gpu: torch.device) -> int:
+    """Bytes of GPU memory."""
+    return torch.cuda.get_device_properties(gpu).total_memory

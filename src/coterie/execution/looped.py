@@ -28,7 +28,7 @@ from coterie.core.model import Model
 from coterie.core.rehearsal import rehearse
 from coterie.core.user_code import failure, users_lines
 from coterie.execution.backend import LocalBackend, rehearsal_samples
-from coterie.execution.requests import Cohort, Request, act, cohort_of, keys
+from coterie.execution.requests import Cohort, Request, act, consecutive, keys
 from coterie.execution.scoring import slices
 
 COHORT = 1024  # clients whose states are loaded at a time, at most
@@ -70,11 +70,13 @@ class Looped(LocalBackend):
         else:
             self.pool.submit(rehearse_in_worker).result()
 
-    def cohorts(self, job: Request, clients: Tensor) -> list[Cohort]:
+    @property
+    def limit(self) -> int:
         """As many clients as their states allow; the processes share the work of a cohort."""
-        most = max(min(COHORT, COHORT_BYTES // max(self.burden, 1)), self.processes)
-        rows = torch.arange(len(clients))
-        return [cohort_of(clients, rows[part], self.device) for part in slices(len(clients), most)]
+        return max(min(COHORT, COHORT_BYTES // max(self.burden, 1)), self.processes)
+
+    def cohorts(self, job: Request, clients: Tensor) -> list[Cohort]:
+        return consecutive(clients, self.limit, self.device)
 
     def compute(self, job: Request, cohort: Cohort, states: Any, downs: Any) -> Any:
         ids = cohort.clients.tolist()

@@ -55,6 +55,11 @@ def cohort_of(clients: Tensor, rows: Tensor, device: torch.device, *about: Any) 
     return Cohort(clients[rows], clients[rows].to(device), rows.to(device), *about)
 
 
+def consecutive(clients: Tensor, limit: int, device: torch.device) -> list[Cohort]:
+    """Cohorts of at most `limit` clients in order."""
+    return [cohort_of(clients, rows, device) for rows in torch.arange(len(clients)).split(limit)]  # type: ignore[no-untyped-call]
+
+
 def act(method: AnyMethod, model: Model, job: Request, data: Data, state: Any, down: Any) -> Any:
     """Process a request on one client. `LocalBackend.compute` says what it returns."""
     match job.task:

@@ -13,27 +13,23 @@ from torch import Tensor
 
 from coterie.core import tree
 from coterie.core.batch import Data
-from coterie.core.data import FederatedData, Split
+from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
 from coterie.core.method import AnyMethod
 from coterie.core.metrics import SummedMetric
 from coterie.core.model import Model
-from coterie.execution.backend import LocalBackend
-from coterie.execution.cohorts import SPLITS, CohortPartition
+from coterie.execution.backend import LocalBackend, check_draws
+from coterie.execution.cohorts import CohortPartition, largest_cohort, memory
+from coterie.execution.device_split import device_splits
 from coterie.execution.graphs import Graphs
 from coterie.execution.requests import Cohort, Request, act, keys
-from coterie.execution.scoring import global_logits, judge, measured, slices
+from coterie.execution.scoring import measured, slices
 from coterie.gpu import devices, sampling
 from coterie.gpu.fusion import fuse
 from coterie.gpu.operations import fused_on
 from coterie.gpu.recording import CudaGraphs
 
-CPU_COHORT = 32  # clients of a cohort where the memory is not known
-GPU_SHARE = 1 / 32  # of its memory, for everything that scales with the models of a cohort
 RECORDINGS = 1 / 16  # of its memory, for what recordings read and write
-COPIES = 6  # of a model, while a client trains: state before and after, message, update, gradient, momentum
-GLOBAL_BATCH = 4096  # samples of one forward pass of the global model
-REMEMBERED = 16  # sets of clients whose cohorts are cached
 
 
 class Stacked(LocalBackend):
@@ -52,42 +48,30 @@ class Stacked(LocalBackend):
         if not method.stackable:
             raise CoterieError(f"{method.title} cannot be stacked; use backend=looped")
         super().__init__(method, model, data, seed, device, state_dir)
-        if model.draws:  # from a hidden stream, which stacked clients would share
-            raise CoterieError(
-                f"a network with dropout cannot be stacked, it draws random numbers in {model.draws}; use "
-                "backend=looped, or dropout 0"
-            )
+        check_draws(model)
         if devices.runs_triton(self.device):
             self.fast = fuse(self.model)
         self.most = cohort
         self.partition = CohortPartition(method, self.model, data)
-        held = {name: split for name in SPLITS if (split := getattr(data, name)) is not None}
-        self.samples = {name: DeviceSplit(split, self.device) for name, split in held.items()}
+        self.samples = device_splits(data, self.device)
         on_gpu = self.device.type == "cuda"
         self.graphs = Graphs(CudaGraphs(self.device), RECORDINGS * memory(self.device)) if on_gpu else Graphs(None)
-        self.remembered: dict[Any, list[Cohort]] = {}
 
     @property
     def limit(self) -> int:
         """Largest number of stacked clients."""
         if self.most is not None:
             return self.most
-        if self.device.type != "cuda":
-            return CPU_COHORT
-        return max(int(GPU_SHARE * memory(self.device) / (COPIES * max(self.burden, 1))), 1)
+        return largest_cohort(self.device, self.burden)
 
     def cohorts(self, job: Request, clients: Tensor) -> list[Cohort]:
-        about = (job.task == "score_global", job.split, self.limit, clients.numpy().tobytes())
-        cohorts = self.remembered.pop(about, None) or self.partition(job, clients, self.limit, self.device)
-        self.remembered[about] = cohorts  # ordered by last use
-        if len(self.remembered) > REMEMBERED:
-            self.remembered.pop(next(iter(self.remembered)))
-        return cohorts
+        return self.partition(job, clients, self.limit, self.device)
 
     def compute(self, job: Request, cohort: Cohort, states: Any, downs: Any) -> Any:
         with devices.selected(self.device), fused_on(self.device):
             if job.task == "score_global" and not (self.model.tests_by_client or job.every):
-                return self._score_global(job, cohort)
+                held = self.samples[job.split]
+                return held.score_global(self.method, self.fast, job.shared, cohort.ids)
             made = self._fitting(job, cohort, states, downs)
             if not job.task.startswith("score") or (isinstance(self.model.task.metric, SummedMetric) and not job.every):
                 return made
@@ -106,7 +90,6 @@ class Stacked(LocalBackend):
                     "out of memory: not even one client fits into the memory of the GPU; try a smaller batch or network"
                 ) from None
         self.most = (count + 1) // 2
-        self.remembered.clear()
         self.graphs.captured.clear()
         torch.cuda.empty_cache()
         parts = []
@@ -134,39 +117,6 @@ class Stacked(LocalBackend):
         inputs = (*held.padded(cohort), key, rate, job.shared, given)
         return self.graphs.run(f"{job.task} {job.split} {form}", body, inputs)
 
-    def _score_global(self, job: Request, cohort: Cohort) -> Tensor:
-        held, task = self.samples[job.split], self.fast.task
-        with torch.no_grad():
-            judged = [
-                judge(task, global_logits(self.method, self.fast, job.shared, held.x[part]), held.y[part])
-                for part in slices(len(held.y), GLOBAL_BATCH)
-            ]
-        every = torch.cat(judged)  # (N, S + 1)
-        counted = every.new_zeros(len(held.ranges), every.shape[1])
-        return counted.index_add_(0, held.owners, every)[cohort.ids]
-
-
-class DeviceSplit:
-    """The samples of all clients on the device, and the position of each client's samples."""
-
-    def __init__(self, split: Split, device: torch.device) -> None:
-        self.x, self.y, self.ranges = split.x.to(device), split.y.to(device), split.ranges()
-        self.owners = split.owners().to(device)  # (N,)
-        self.sizes = torch.tensor(split.sizes).to(device)  # (m,)
-        last = max(len(split.y) - 1, 0)
-        self.starts = torch.tensor(split.starts[:-1]).clamp_max(last).to(device)  # (m,)
-
-    def labels(self, cohort: Cohort) -> list[Tensor]:
-        """The labels of each client."""
-        return [self.y[self.ranges[client]] for client in cohort.clients.tolist()]
-
-    def padded(self, cohort: Cohort) -> tuple[Tensor, Any]:
-        """(C, n) positions of the cohort's samples, and which are real, () if all are. Padding repeats a sample."""
-        place = torch.arange(cohort.length, device=self.y.device)
-        real = place < self.sizes[cohort.ids][:, None]
-        places = torch.where(real, place, 0) + self.starts[cohort.ids][:, None]
-        return places, real if cohort.ragged else ()
-
 
 def lean(given: Any) -> tuple[Any, Any, str]:
     """Trees without copies of rows that are equal for all clients, their vmap in_dims, and the in_dims as a string.
@@ -178,8 +128,3 @@ def lean(given: Any) -> tuple[Any, Any, str]:
     leaves = {name: t[0] if shared[name] else t for name, t in tree.items(given)}
     form = "".join("1" if one else "m" for one in shared.values())
     return tree.fill(given, leaves), tree.fill(given, dims), form
-
-
-def memory(gpu: torch.device) -> int:
-    """Bytes of GPU memory."""
-    return torch.cuda.get_device_properties(gpu).total_memory

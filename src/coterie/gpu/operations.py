@@ -14,7 +14,13 @@ from coterie.gpu import devices, loss, norm, optimizers, sampling
 
 
 class Fused:
-    """Operations of one client that share their launches with all clients of a vmap."""
+    """Operations of one client that share their launches with all clients of a vmap.
+
+    channels_last: keep the memory format of images, which the fused `draw` does not.
+    """
+
+    def __init__(self, channels_last: bool = False) -> None:
+        self.channels_last = channels_last
 
     def cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
         if logits.shape[1] > loss.MAX_CLASSES:
@@ -32,7 +38,7 @@ class Fused:
         return norm.batch_norm(real, x, weight, bias, eps)
 
     def draw(self, x: Tensor, index: Tensor, bits: Tensor, transform: Transform) -> Tensor:
-        if x.ndim != 4:
+        if x.ndim != 4 or self.channels_last:
             return ops.Plain().draw(x, index, bits, transform)
         drawn: Tensor = sampling.draw(x[None], index[None], bits[None], transform.crop, transform.flip)
         return drawn[0]
@@ -56,6 +62,6 @@ class Fused:
         return list(made[:count]), list(made[count:])
 
 
-def fused_on(device: torch.device) -> AbstractContextManager[None]:
+def fused_on(device: torch.device, channels_last: bool = False) -> AbstractContextManager[None]:
     """Use the fused operations inside this block if Triton runs on this device."""
-    return ops.use(Fused()) if devices.runs_triton(device) else nullcontext()
+    return ops.use(Fused(channels_last)) if devices.runs_triton(device) else nullcontext()

@@ -24,9 +24,10 @@ def _kernel(
     """
     from coterie.gpu.kernels import optimizers
 
-    flat = [t.contiguous() for t in tensors]
     rows = None if active is None else active.contiguous()
-    moved, velocities = optimizers.descend(*grouped(flat, count), rate, rows, lr, decay, momentum)
+    if active is not None or not alike(tensors, count):
+        tensors = [t.contiguous() for t in tensors]
+    moved, velocities = optimizers.descend(*grouped(tensors, count), rate, rows, lr, decay, momentum)
     return [*moved, *velocities]
 
 
@@ -39,6 +40,16 @@ def _reference(
         return [*moved, *speeds]
     before = [*weights, *(velocities or [torch.zeros_like(t) for t in speeds])]
     return [torch.where(per_client(active, t), new, t) for new, t in zip([*moved, *speeds], before, strict=True)]
+
+
+def alike(tensors: list[Tensor], count: int) -> bool:
+    """Whether weights, gradients and velocities lie in memory without gaps and in the same order, such as channels
+    last, so that the step need not know it."""
+    rows = zip(*(part for part in grouped(tensors, count) if part), strict=True)
+    return all(
+        torch.ops.aten.is_non_overlapping_and_dense(w) and all(t.stride() == w.stride() for t in rest)
+        for w, *rest in rows
+    )
 
 
 def grouped(tensors: list[Tensor], count: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:

@@ -26,7 +26,7 @@ STRETCH, STEP = 0, 1  # kinds of parts; steps are replayed later, so no stretch 
 
 
 class Recorded(NamedTuple):
-    replay: Replay
+    parts: list[Replay]  # to be replayed in order
     written: Any  # tensors that every replay writes
 
 
@@ -50,12 +50,7 @@ class GraphRecorder(ABC):
                     self.end()
                 raise
             parts.append(self.end())
-
-        def replay() -> None:
-            for part in parts:
-                part()
-
-        return Recorded(replay, written)
+        return Recorded(parts, written)
 
     @contextmanager
     def between(self) -> Iterator[None]:
@@ -106,16 +101,16 @@ class GraphRecorder(ABC):
 
 
 @cache
-def stream(gpu: int) -> torch.cuda.Stream:
-    """One stream for all recordings of a process: each new one would keep 64 MB of workspace for matrix products."""
+def stream(gpu: int, branch: int) -> torch.cuda.Stream:
+    """One stream per branch for all recordings of a process: each new one keeps 64 MB of workspace for products."""
     return torch.cuda.Stream(gpu)  # type: ignore[no-untyped-call]
 
 
 class CudaGraphs(GraphRecorder):
-    """Records CUDA graphs of one GPU."""
+    """Records CUDA graphs of one GPU. Recordings of different branches may run at the same time."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.stream = stream(torch.cuda.current_device() if device.index is None else device.index)
+    def __init__(self, device: torch.device, branch: int = 0) -> None:
+        self.stream = stream(torch.cuda.current_device() if device.index is None else device.index, branch)
         self.pools = [torch.cuda.graph_pool_handle() for _ in (STRETCH, STEP)]
         self.firsts = [self._first(kind, device) for kind in (STRETCH, STEP)]  # keep the pools alive
 

@@ -39,26 +39,27 @@ class TokenEmbedding(nn.Embedding):
 class LastHidden(nn.Module):
     """(B, T, F) -> (B, hidden): the hidden state of an LSTM after the last step."""
 
-    def __init__(self, features: int, hidden: int) -> None:
+    def __init__(self, features: int, hidden: int, layers: int = 1) -> None:
         super().__init__()
-        self.lstm = nn.LSTM(features, hidden, batch_first=True)
+        self.lstm = nn.LSTM(features, hidden, layers, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
         outputs: Tensor = self.lstm(x)[0]
         return outputs[:, -1]
 
 
-def lstm(shape: Shape, classes: int, vocabulary: int | None = None, hidden: int = 128) -> Network:
-    """One LSTM layer over tokens (T,) or series (T, F), the last hidden state; d = hidden.
+def lstm(shape: Shape, classes: int, vocabulary: int | None = None, hidden: int = 128, layers: int = 1) -> Network:
+    """LSTM layers over tokens (T,) or series (T, F), the last hidden state; d = hidden.
 
     vocabulary: number of different tokens, for tokens only.
     """
     check_sequence("lstm", shape, vocabulary)
-    if hidden < 1:
-        raise CoterieError(f"hidden of model 'lstm' must be at least 1, got {hidden}")
+    for name, value in (("hidden", hidden), ("layers", layers)):
+        if value < 1:
+            raise CoterieError(f"{name} of model 'lstm' must be at least 1, got {value}")
     if vocabulary is None:
-        return Network(LastHidden(shape[1], hidden), nn.Linear(hidden, classes))
-    encoder = nn.Sequential(TokenEmbedding(vocabulary, hidden), LastHidden(hidden, hidden))
+        return Network(LastHidden(shape[1], hidden, layers), nn.Linear(hidden, classes))
+    encoder = nn.Sequential(TokenEmbedding(vocabulary, hidden), LastHidden(hidden, hidden, layers))
     return Network(encoder, nn.Linear(hidden, classes))
 
 

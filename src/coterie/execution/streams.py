@@ -1,0 +1,190 @@
+"""Parallel streams: the plain step of each client's own network, several clients side by side. For deep networks on a
+GPU, and for what vmap cannot do.
+
+Each branch has a CUDA stream and memory of its own. What a client computes is recorded there as CUDA graphs when its
+number of samples occurs for the first time, and replayed for all clients of that size, with their samples, keys and
+weights. Clients wait for no other client and are not padded.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie.core import tree
+from coterie.core.batch import Data
+from coterie.core.data import FederatedData
+from coterie.core.errors import CoterieError, out_of_memory
+from coterie.core.method import AnyMethod
+from coterie.core.metrics import SummedMetric
+from coterie.core.model import Model
+from coterie.execution.backend import LocalBackend, check_draws
+from coterie.execution.cohorts import largest_cohort, memory
+from coterie.execution.device_split import device_splits
+from coterie.execution.graphs import Graphs
+from coterie.execution.requests import Cohort, Request, act, consecutive, keys
+from coterie.execution.scoring import measured
+from coterie.gpu import devices
+from coterie.gpu.operations import fused_on
+from coterie.gpu.recording import CudaGraphs
+
+log = logging.getLogger("coterie")
+
+BRANCHES = 5  # clients side by side
+RECORDINGS = 1 / 16  # of the GPU's memory, for what the recordings of all branches read and write
+RECORDING = 30  # steps that could be replayed while a client is recorded, about
+END = object()
+
+
+class Branch:
+    """One stream, its recordings and their memory."""
+
+    def __init__(self, device: torch.device, number: int, room: float) -> None:
+        recorder = CudaGraphs(device, 1 + number) if device.type == "cuda" else None
+        self.stream = recorder.stream if recorder else None
+        self.graphs = Graphs(recorder, room, shared=True)
+        self.met: set[Any] = set()  # what was recorded here
+
+    def selected(self) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self.stream) if self.stream else nullcontext()
+
+
+class Streams(LocalBackend):
+    """Clients on parallel branches, each computed as if it were alone."""
+
+    def __init__(
+        self,
+        method: AnyMethod,
+        model: Model,
+        data: FederatedData,
+        seed: int,
+        device: torch.device | str = "cpu",
+        branches: int | None = None,
+        cohort: int | None = None,  # None: as many as fit
+        state_dir: str | None = None,
+    ) -> None:
+        if not method.stackable:
+            raise CoterieError(f"{method.title} branches on values, so it cannot be recorded; use backend=looped")
+        super().__init__(method, model, data, seed, device, state_dir)
+        check_draws(model)
+        self.most, self.samples = cohort, device_splits(data, self.device)
+        for split in self.samples.values():
+            split.x = channels_last(split.x)
+        self._open(branches or BRANCHES)
+
+    def _open(self, count: int) -> None:
+        room = RECORDINGS * memory(self.device) / count if self.device.type == "cuda" else 0
+        self.branches = [Branch(self.device, number, room) for number in range(count)]
+
+    @property
+    def limit(self) -> int:
+        return self.most or max(largest_cohort(self.device, self.burden), len(self.branches))
+
+    def cohorts(self, job: Request, clients: Tensor) -> list[Cohort]:
+        return consecutive(clients, self.limit, self.device)
+
+    def compute(self, job: Request, cohort: Cohort, states: Any, downs: Any) -> Any:
+        with devices.selected(self.device), fused_on(self.device, channels_last=True):
+            held, task = self.samples[job.split], self.model.task
+            if job.task == "score_global" and not (self.model.tests_by_client or job.every):
+                return held.score_global(self.method, self.model, job.shared, cohort.ids)
+            made = self._fitting(job, cohort, states, downs)
+            if job.task.startswith("score") and (job.every or not isinstance(task.metric, SummedMetric)):
+                rows = zip(made, held.labels(cohort), strict=True)
+                made = [measured(task, output, y, job.every) if len(y) else output for output, y in rows]
+            return tree.join([tree.apply(lambda t: t[None], row) for row in made])
+
+    def _fitting(self, job: Request, cohort: Cohort, states: Any, downs: Any) -> list[Any]:
+        """Compute the cohort, on fewer branches if it does not fit into GPU memory, unrecorded if it cannot be."""
+        try:
+            return self._run(job, cohort, states, downs)
+        except RuntimeError as error:
+            if out_of_memory(error):
+                if len(self.branches) == 1:
+                    raise CoterieError(
+                        "out of memory: not even one client fits into the memory of the GPU; try a smaller batch or "
+                        "network"
+                    ) from None
+                self._open(len(self.branches) // 2)
+            elif any(branch.graphs.recorder for branch in self.branches):
+                reason = str(error).strip().splitlines()[0]
+                log.warning("clients are computed without CUDA graphs, because they cannot be recorded: %s", reason)
+                for branch in self.branches:
+                    branch.graphs = Graphs(None)
+            else:
+                raise
+        torch.cuda.empty_cache()
+        return self._fitting(job, cohort, states, downs)
+
+    def _run(self, job: Request, cohort: Cohort, states: Any, downs: Any) -> list[Any]:
+        """What each client of the cohort computes."""
+        held, clients = self.samples[job.split], cohort.clients.tolist()
+        made: list[Any] = [None] * len(clients)
+        key = keys(self.seed, job.turn, cohort.ids)
+        rate = torch.full((), job.turn.rate, dtype=self.model.mean.dtype, device=self.device)
+
+        def client(places: Tensor, key: Tensor, rate: Tensor, shared: Any, given: Any) -> Any:
+            data = Data(held.x[places], held.y[places], key, rate, self.data.classes, self.data.transform)
+            return act(self.method, self.model, job._replace(shared=shared), data, *tree.apply(channels_last, given))
+
+        def work(branch: Branch, rows: Sequence[int]) -> Generator[None, None, None]:
+            for row in rows:
+                given = (held.places(clients[row]), key[row], rate, job.shared, tree.pick((states, downs), row))
+                made[row] = yield from branch.graphs.parts(f"{job.task} {job.split}", client, given)
+
+        shares = self._shares(job, clients)
+        with forked(self.branches, self.device):
+            running = deque((b, work(b, rows)) for b, rows in zip(self.branches, shares, strict=True))
+            while running:
+                branch, parts = running.popleft()
+                with branch.selected():
+                    if next(parts, END) is not END:
+                        running.append((branch, parts))
+        return made
+
+    def _shares(self, job: Request, clients: Sequence[int]) -> list[list[int]]:
+        """Rows for every branch: the largest client first, each where it is done first."""
+        train, sizes = self.method.train, self.split(job.split).sizes
+        load: list[int] = [0] * len(self.branches)
+        shares: list[list[int]] = [[] for _ in self.branches]
+        for row in sorted(range(len(clients)), key=lambda row: -sizes[clients[row]]):
+            size = sizes[clients[row]]
+            steps = -(-size // train.batch_size) * (train.local_epochs if job.task == "train" else 1)
+            form = (job.task, job.split, size)
+            done = [old + steps + RECORDING * (form not in b.met) for old, b in zip(load, self.branches, strict=True)]
+            first = done.index(min(done))
+            load[first] = done[first]
+            shares[first].append(row)
+            self.branches[first].met.add(form)
+        return shares
+
+
+@contextmanager
+def forked(branches: Sequence[Branch], device: torch.device) -> Iterator[None]:
+    """Branches begin after all work so far; all work after this block waits for them.
+
+    So memory of one stream may be read by another: it is reused only after the next fork.
+    """
+    streams = [branch.stream for branch in branches if branch.stream]
+    if not streams:
+        yield
+        return
+    here = torch.cuda.current_stream(device)
+    for stream in streams:
+        stream.wait_stream(here)
+    try:
+        yield
+    finally:
+        for stream in streams:
+            here.wait_stream(stream)
+
+
+def channels_last(t: Tensor) -> Tensor:
+    """Images and convolution weights in the memory format that is fastest for convolutions."""
+    return t.contiguous(memory_format=torch.channels_last) if t.ndim == 4 else t
