@@ -21,7 +21,18 @@ from benchmarks.machine import cpu_seconds, forget_peak, highest
 from benchmarks.plain import Loop, batches, class_means
 from benchmarks.plot import plot
 from benchmarks.roofline import Work, floors, step_work
-from benchmarks.workloads import WORKLOADS, Workload, data, make, network, participants, passes, steps, wide_cnn
+from benchmarks.workloads import (
+    WORKLOADS,
+    Workload,
+    data,
+    is_tokens,
+    make,
+    network,
+    participants,
+    passes,
+    steps,
+    wide_cnn,
+)
 from coterie.api import Execution
 from coterie.core.training import LocalTraining
 from coterie.execution import Looped
@@ -30,6 +41,12 @@ from coterie.models import build
 from tests import toy
 
 QUICK = {name: w.quick() for name, w in WORKLOADS.items()}
+
+
+def small(name: str) -> Workload:
+    """The workload with a linear network, or its own where samples are tokens."""
+    w = QUICK[name]
+    return w if is_tokens(w) else replace(w, network="linear")
 
 
 # The command.
@@ -139,7 +156,7 @@ def test_every_workload_can_be_made() -> None:
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_steps_are_those_that_clients_take(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    w = replace(QUICK[name], network="linear", samples=QUICK[name].samples and 70, epochs=2)
+    w = replace(small(name), samples=QUICK[name].samples and 70, epochs=2)
     held, counted = data(w), Counter[int]()
     plain_step = LocalTraining.step
 
@@ -224,7 +241,7 @@ def busy(seconds: float) -> None:
 
 def test_the_loop_takes_the_steps_of_the_workload(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("fedreg-ragged", "linear-100"):
-        w, counted = replace(QUICK[name], network="linear", epochs=2), Counter[int]()
+        w, counted = replace(small(name), epochs=2), Counter[int]()
         loop = Loop(w, "cpu")
         plain_step = torch.optim.SGD.step
 
