@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.core.errors import CoterieError
+from coterie.core.forward import Inputs, forward
 
 NAMES = (
     "head",
@@ -31,13 +32,24 @@ NAMES = (
 LISTED = 30  # modules that a message names, at most
 
 
+class Joined(nn.Module):
+    """head(encoder(x))."""
+
+    def __init__(self, encoder: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.encoder, self.head = encoder, head
+
+    def forward(self, *x: Tensor, **named: Tensor) -> Tensor:
+        return forward(self.head, forward(self.encoder, named or x[0]))
+
+
 class NetworkSplit(NamedTuple):
     encoder: nn.Module
     head: nn.Module
     name: str  # of the head in the network
 
 
-def split_head(network: nn.Module, x: Tensor, expected: tuple[Tensor, Tensor], head: str | None = None) -> NetworkSplit:
+def split_head(network: nn.Module, x: Inputs, expected: tuple[Tensor, Tensor], head: str | None = None) -> NetworkSplit:
     """Encoder and head of a copy of the network. x: (B, ...) its input; expected: its `outputs`; head: a name."""
     if isinstance(network, nn.Sequential) and len(network):
         check_end(network[-1])
@@ -67,7 +79,7 @@ def split_head(network: nn.Module, x: Tensor, expected: tuple[Tensor, Tensor], h
     )
 
 
-def candidates(network: nn.Module, x: Tensor) -> Iterator[NetworkSplit]:
+def candidates(network: nn.Module, x: Inputs) -> Iterator[NetworkSplit]:
     copied = copy.deepcopy(network)
     children = {n: m for n, m in copied._modules.items() if m is not None}  # one that is used twice, twice
     if {"encoder", "head"} == set(children):
@@ -105,26 +117,26 @@ def named(network: nn.Module, name: str) -> NetworkSplit:
     return NetworkSplit(network, found, name)
 
 
-def last_to_run(network: nn.Module, x: Tensor) -> str | None:
+def last_to_run(network: nn.Module, x: Inputs) -> str | None:
     """Name of the module with parameters of its own that runs last."""
     trial, ran = copy.deepcopy(network).eval(), list[str]()
     for name, module in trial.named_modules():
         if name and any(True for _ in module.parameters(recurse=False)):
             module.register_forward_hook(lambda *_, name=name: ran.append(name))
     with torch.no_grad():
-        trial(x)
+        forward(trial, x)
     return ran[-1] if ran else None
 
 
-def fits(parts: NetworkSplit, x: Tensor, expected: tuple[Tensor, Tensor]) -> bool:
+def fits(parts: NetworkSplit, x: Inputs, expected: tuple[Tensor, Tensor]) -> bool:
     """Whether head(encoder(x)) equals the network's output, in evaluation and in training."""
     try:
-        return all(map(equal, outputs(nn.Sequential(parts.encoder, parts.head), x), expected))
+        return all(map(equal, outputs(Joined(parts.encoder, parts.head), x), expected))
     except Exception:  # a network without its head may fail in any way
         return False
 
 
-def is_vector(encoder: nn.Module, x: Tensor) -> bool:
+def is_vector(encoder: nn.Module, x: Inputs) -> bool:
     """Whether the head is given a vector for each sample."""
     return outputs(encoder, x)[0].ndim == 2
 
@@ -149,14 +161,14 @@ def equal(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=1e-6, equal_nan=True)
 
 
-def outputs(network: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+def outputs(network: nn.Module, x: Inputs) -> tuple[Tensor, Tensor]:
     """Outputs of a copy in evaluation and in training mode, with the same random numbers for dropout each time."""
     trial = copy.deepcopy(network)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        tested = trial.eval()(x)
+        tested = forward(trial.eval(), x)
         torch.default_generator.manual_seed(0)
-        return tested, trial.train()(x)
+        return tested, forward(trial.train(), x)
 
 
 def check_end(last: nn.Module) -> None:

@@ -6,13 +6,13 @@ docs/data.md has the table.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from coterie.core import tree
 from coterie.core.errors import CoterieError
+from coterie.core.forward import Inputs, forward
 from coterie.core.tree import Tree, is_statistic
 
 Norm = nn.modules.batchnorm._NormBase  # BatchNorm and InstanceNorm
@@ -48,23 +48,23 @@ def check_layers(network: nn.Module) -> None:
             raise CoterieError(f"{where} has no weights yet; run one batch through the network before you pass it")
 
 
-def check_forward(network: nn.Module, x: Tensor, expected: tuple[Tensor, Tensor]) -> str:
+def check_forward(network: nn.Module, x: Inputs, expected: tuple[Tensor, Tensor]) -> str:
     """Refuse hidden state and randomness that is not torch's. Returns the layers that draw random numbers, or ''.
 
     expected: what the network gives for x in evaluation and in training, with seed 0.
     """
     trial = copy.deepcopy(network)
     before = {name: b.clone() for name, b in trial.named_buffers()}
-    if not same(forward(trial.eval(), x, seed=1), expected[0]):
+    if not same(seeded(trial.eval(), x, seed=1), expected[0]):
         raise CoterieError(
             "the network draws random numbers in evaluation too, or keeps state between calls; call F.dropout(..., "
             "training=self.training)"
         )
-    first = forward(trial.train(), x, seed=1)
+    first = seeded(trial.train(), x, seed=1)
     check_buffers(trial, x, before)
-    again = forward(trial, x, seed=1)
+    again = seeded(trial, x, seed=1)
     random = not same(first, expected[1])
-    if not same(first, again) or (random and not same(forward(trial, x, seed=0), expected[1])):
+    if not same(first, again) or (random and not same(seeded(trial, x, seed=0), expected[1])):
         raise CoterieError(
             "the network gives another output for the same samples and the same seed: it keeps state between calls, or "
             "draws random numbers that are not torch's; make forward a function of its input"
@@ -80,7 +80,7 @@ def check_forward(network: nn.Module, x: Tensor, expected: tuple[Tensor, Tensor]
     return ", ".join(named) or ("its forward" if random else "")
 
 
-def mixes(network: nn.Module, x: Tensor, training: bool) -> bool:
+def mixes(network: nn.Module, x: Inputs, training: bool) -> bool:
     """Whether one of two samples changes the output of the other. BatchNorm, which may, is used as in testing."""
     trial = copy.deepcopy(network).train(training)
     for layer in trial.modules():
@@ -88,16 +88,22 @@ def mixes(network: nn.Module, x: Tensor, training: bool) -> bool:
             layer.eval()
             if layer.running_mean is None:
                 return False  # it uses the statistics of the batch in testing too, and is handled
-    plain = forward(trial, x, seed=0)
+    plain = seeded(trial, x, seed=0)
     for changed, kept in ((0, 1), (1, 0)):
-        other = x.clone()
-        other[changed] = -x[changed] if x.is_floating_point() else 1 - x[changed]
-        if not torch.allclose(forward(trial, other, seed=0)[kept], plain[kept], rtol=1e-3, atol=1e-5, equal_nan=True):
+        other = tree.apply(lambda t, row=changed: with_other(t, row), x)
+        if not torch.allclose(seeded(trial, other, seed=0)[kept], plain[kept], rtol=1e-3, atol=1e-5, equal_nan=True):
             return True
     return False
 
 
-def check_buffers(trial: nn.Module, x: Tensor, before: Tree) -> None:
+def with_other(x: Tensor, row: int) -> Tensor:
+    """A copy with one sample changed: numbers change their sign, tokens 0 and 1 are swapped."""
+    other = x.clone()
+    other[row] = -x[row] if x.is_floating_point() else 1 - x[row]
+    return other
+
+
+def check_buffers(trial: nn.Module, x: Inputs, before: Tree) -> None:
     """Refuse a forward that writes to buffers other than statistics, or replaces these: the update would be lost."""
     layers = dict(trial.named_modules())
     for name, b in trial.named_buffers():
@@ -110,15 +116,15 @@ def check_buffers(trial: nn.Module, x: Tensor, before: Tree) -> None:
             )
         if not isinstance(layers[name.rpartition(".")[0]], Norm):
             given = b.clone()
-            forward(lambda x, n=name, t=given: functional_call(trial, {n: t}, (x,)), x, seed=0)  # type: ignore[misc]
+            seeded(trial, x, 0, {name: given})
             if same(given, b):
                 raise CoterieError(f"the network replaces its buffer '{name}' in forward; write into it in place")
 
 
-def forward(network: Callable[[Tensor], Tensor], x: Tensor, seed: int) -> Tensor:
+def seeded(network: nn.Module, x: Inputs, seed: int, weights: Tree | None = None) -> Tensor:
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        return network(x)
+        return forward(network, x, weights)
 
 
 def same(a: Tensor, b: Tensor) -> bool:

@@ -15,6 +15,7 @@ from torch.func import functional_call
 from coterie.core import padding
 from coterie.core.data import Transform, is_pixels
 from coterie.core.errors import CoterieError, unknown
+from coterie.core.forward import Inputs, forward
 from coterie.core.head import outputs, split_head
 from coterie.core.layers import check_forward, check_layers, copied, frozen_of, is_frozen, weights_of
 from coterie.core.metrics import SummedMetric
@@ -138,11 +139,10 @@ class Model:
             task=copy.deepcopy(self.task).to(device, dtype),
         )
 
-    def _call(self, module: nn.Module, weights: Tree, x: Tensor) -> Tensor:
+    def _call(self, module: nn.Module, weights: Tree, x: Inputs) -> Tensor:
         _as_in_training(module, isinstance(weights, Live))  # weights that are not trained here: evaluation mode
         with self._precision(), self._padding():
-            result: Tensor = functional_call(module, weights, (x,))
-        return result.to(self.mean.dtype)
+            return forward(module, x, weights).to(self.mean.dtype)
 
     def _precision(self) -> AbstractContextManager[object]:
         if self.precision != "bf16":
@@ -220,8 +220,8 @@ def make_model(
     preprocess = Preprocess(transform or Transform(), trained[0].dtype)
     task = Classification(task) if isinstance(task, int) else copy.deepcopy(task)
     x, expected = _input(network, preprocess, shape, sample_type)
-    if not isinstance(expected[0], Tensor) or len(expected[0]) != 2:
-        raise CoterieError(f"the model returns {type(expected[0]).__name__}, it must return a tensor of outputs")
+    if len(expected[0]) != 2:
+        raise CoterieError(f"the model returns {len(expected[0])} outputs for 2 samples, it must return one for each")
     task.check_output(tuple(expected[0].shape[1:]), label)
     draws = check_forward(network, x, expected)
     encoder, top, name = split_head(network, x, expected, head)

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from coterie.core import tree
 from coterie.core.data import Column
 from coterie.core.errors import CoterieError
+from coterie.core.forward import forward
 from coterie.core.method import AnyMethod
 from coterie.core.model import Model, Weights
 from coterie.core.tree import Live, Tree
@@ -92,8 +93,7 @@ class OneNetwork(PersonalModel):
         self.eval()
 
     def logits(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.encoder(self.preprocess(x)))
-        return logits
+        return forward(self.head, forward(self.encoder, self.preprocess(x)))
 
     def network_state_dict(self) -> Tree:
         below, above = with_counters(self.encoder), with_counters(self.head)

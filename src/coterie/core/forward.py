@@ -1,0 +1,44 @@
+"""Call a network: with one input or several, and with one tensor of outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from coterie.core.errors import CoterieError
+from coterie.core.tree import Tree
+
+Inputs = Tensor | Tree  # (B, ...): one input, or several by the names of the network's arguments
+
+
+def forward(network: nn.Module, x: Inputs, weights: Tree | None = None) -> Tensor:
+    """The outputs (B, ...) of a network, with these weights instead of its own."""
+    args, named = ((), x) if isinstance(x, dict) else ((x,), {})
+    made = network(*args, **named) if weights is None else functional_call(network, weights, args, named)
+    return made if isinstance(made, Tensor) else only_tensor(made)
+
+
+def only_tensor(output: object) -> Tensor:
+    """The one tensor of an output with several fields, such as the logits of a network of transformers."""
+    tensors = {name: part for name, part in parts(output) if isinstance(part, Tensor)}
+    if len(tensors) != 1:
+        found = f" with the tensors {', '.join(tensors)}" if tensors else " without a tensor"
+        raise CoterieError(
+            f"the model returns {type(output).__name__}{found}; it must return one tensor of outputs: wrap it in a "
+            "module whose forward returns the tensor to train on"
+        )
+    return next(iter(tensors.values()))
+
+
+def parts(output: object) -> Iterable[tuple[str, object]]:
+    """The fields of an output, by name."""
+    if isinstance(output, Mapping):
+        return output.items()
+    if is_dataclass(output):
+        return ((f.name, getattr(output, f.name)) for f in fields(output))
+    if isinstance(output, tuple | list):
+        return zip(getattr(output, "_fields", None) or map(str, range(len(output))), output, strict=True)
+    return ()
