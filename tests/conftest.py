@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ["HF_HUB_OFFLINE"] = os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"  # no test asks a server
 
 import pytest
 import torch

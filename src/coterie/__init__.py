@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         pFedHN,
         pFedMe,
     )
+    from coterie.models.adapters import freeze, lora
     from coterie.privacy import Protection
     from coterie.privacy.encryption import Encryption
     from coterie.runs.finding import load_run
@@ -91,6 +92,7 @@ _HOMES = {  # module -> what it has of ours; imported when first used, so that `
         "FedPAC", "FedPACProto", "FedPer", "FedProto", "FedProx", "FedReG", "FedRep", "FedRoD", "HypCluster", "KNNPer",
         "LGFedAvg", "Local", "pFedHN", "pFedMe",
     ),
+    "coterie.models.adapters": ("freeze", "lora"),
     "coterie.privacy": ("Protection",),
     "coterie.privacy.encryption": ("Encryption",),
     "coterie.runs.finding": ("load_run",),
@@ -162,10 +164,12 @@ __all__ = [
     "cross_entropy",
     "features",
     "fold",
+    "freeze",
     "init",
     "load_clients",
     "load_comparison",
     "load_run",
+    "lora",
     "losses",
     "make_method",
     "methods",

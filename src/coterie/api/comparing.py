@@ -77,6 +77,7 @@ def compare(
     protocol: str = "pac",
     head: str | None = None,
     model_args: Mapping[str, Any] | None = None,
+    train_only: str | None = None,
     backend: Execution | str = "auto",
     **settings: Any,
 ) -> Comparison:
@@ -96,8 +97,8 @@ def compare(
     out: a new folder for the runs, one folder each, which `coterie report` and `coterie table` read.
     resume: `out` exists: its finished runs are not run again.
     progress: show a progress bar, in terminals and notebooks only.
-    protocol, head, model_args, backend, settings: as for `coterie.run`; they hold for all methods. Set hyper-parameters
-        of one method in the method, such as coterie.FedPAC(align=0.5).
+    protocol, head, model_args, train_only, backend, settings: as for `coterie.run`; they hold for all methods. Set
+        hyper-parameters of one method in the method, such as coterie.FedPAC(align=0.5).
 
     Returns
     -------
@@ -140,6 +141,7 @@ def compare(
             watching=watching,
             head=head,
             model_args=model_args,
+            train_only=train_only,
             protocol=protocol,
             interrupted=interrupted,
             seed=seed,

@@ -85,6 +85,7 @@ def run(
     protocol: str = "pac",
     head: str | None = None,
     model_args: Mapping[str, Any] | None = None,
+    train_only: str | None = None,
     backend: Execution | str = "auto",
     out: str | Path | None = None,
     resume: bool = False,
@@ -154,6 +155,8 @@ def run(
     protocol: paper whose settings are the defaults: pac, reg, crc or akd.
     head: name of the network's head. Default: the last layer that runs.
     model_args: arguments of the constructor, for a model given by name.
+    train_only: parameters or modules that are trained, such as "head|blocks.11.*"; all others are frozen, and are not
+        sent in a round. Default: parameters with requires_grad=True.
     backend: where clients run: looped, stacked, ray, auto, or an Execution with device, precision and so on.
     out: a new folder for the run: settings, metrics, checkpoints and models.
     resume: continue the run in `out`; extend it if `rounds` is larger; return its result if it is finished.
@@ -193,6 +196,7 @@ def run(
             show=show,
             head=head,
             model_args=model_args,
+            train_only=train_only,
             protocol=protocol,
             config=config,
             interrupted=interrupted,

@@ -56,6 +56,7 @@ def execute(
     track: str | Sequence[str] = (),
     head: str | None = None,
     model_args: Mapping[str, Any] | None = None,
+    train_only: str | None = None,
     protocol: str = "pac",
     config: Mapping[str, Any] | None = None,
     interrupted: Interrupted = lambda: 0,
@@ -90,9 +91,11 @@ def execute(
     if encryption.encrypt and not encryption.keys:
         safety = replace(safety, checkpoint_every=0)  # unreadable later: the keys are not stored
     name = None  # by which the network can be built again
+    if isinstance(model, Model) and train_only is not None:
+        raise CoterieError("train_only needs a network or its name; a Model knows already what is trained")
     if not isinstance(model, Model):
         network = model if model is not None else usual_model
-        model = make_network(network, data, federation.seed, head, model_args)
+        model = make_network(network, data, federation.seed, head, model_args, train_only)
         name = network if isinstance(network, str) else None
     how = backend if isinstance(backend, Execution) else Execution(backend=backend)
     known, strangers = (
@@ -108,7 +111,7 @@ def execute(
     try:
         about_run = {
             **(config or {}),
-            "network": {"name": name, "head": head, "args": dict(model_args or {})},
+            "network": {"name": name, "head": head, "args": dict(model_args or {}), "train_only": train_only},
             "execution": asdict(how),
         }
         about_run["protection"] = {} if protection == Protection() else {**asdict(protection), "privacy": privacy}

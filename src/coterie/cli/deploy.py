@@ -16,6 +16,7 @@ from coterie.cli.flags import (
     MakeCommand,
     add_flags,
     add_model_args,
+    add_train_only,
     add_watch,
     asked_for,
     given,
@@ -80,6 +81,7 @@ def add_flower_flags(parser: argparse.ArgumentParser, argv: list[str]) -> None:
     )
     add_model_args(parser)
     parser.add_argument("--head", metavar="NAME", help="name of the model's head; default: the last layer that runs")
+    add_train_only(parser)
     parser.add_argument(
         "--protocol", default="pac", help="paper whose settings are the defaults: pac, reg, crc or akd; default: pac"
     )
@@ -163,6 +165,7 @@ def do_serve(chosen: argparse.Namespace) -> None:
             model=getattr(chosen, "model", None),
             head=getattr(chosen, "head", None),
             model_args=model_args(chosen),
+            train_only=getattr(chosen, "train_only", None),
             protocol=chosen.protocol,
             timeouts=Timeouts(**given(chosen, Timeouts)),
             out=out,

@@ -125,6 +125,14 @@ def add_model_args(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_train_only(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--train-only",
+        metavar="PATTERN",
+        help="parameters or modules to train, such as 'head|blocks.11.*'; all others are frozen and not sent",
+    )
+
+
 def model_args(chosen: argparse.Namespace) -> dict[str, Any]:
     """The arguments that --model-args gives."""
     return dict(getattr(chosen, "model_args", None) or ())

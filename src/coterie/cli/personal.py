@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from coterie.personal.use import Evaluation
     from coterie.runs.run import Run
 
-FORMS = ("onnx", "torch", "safetensors")
+FORMS = ("onnx", "torch", "safetensors", "peft")
 MEASURED = {
     "pre": "in the last round",
     "kept": "after the last training of all clients, with what the server sends",
@@ -31,7 +31,7 @@ def add_commands(command: MakeCommand, argv: list[str]) -> None:
     models = command("models", do_models, "list the personal models of a run")
     predict = command("predict", do_predict, "predict with a client's model: images, rows of a table, arrays")
     evaluate = command("evaluate", do_evaluate, "evaluate personal models on their own test samples, or on others")
-    export = command("export", do_export, "write a client's model as ONNX, a torch program or safetensors")
+    export = command("export", do_export, "write a client's model as ONNX, torch program, safetensors or peft adapter")
     adapt = command("adapt", do_adapt, "make a personal model for a client that was not in training")
     for made in (models, predict, evaluate, export, adapt):
         made.add_argument("run", metavar="RUN", help="folder of a run")
@@ -66,6 +66,7 @@ def add_commands(command: MakeCommand, argv: list[str]) -> None:
     )
     evaluate.add_argument("--data-dir", metavar="FOLDER", help="folder with datasets (or set COTERIE_DATA)")
     export.add_argument("--to", choices=FORMS, required=True, help="format to write")
+    export.add_argument("--merge", action="store_true", help="fold adapters (LoRA) into the weights that they adapt")
     export.add_argument(
         "--out", metavar="FILE", help="the file to write; default: client-NUMBER in the working directory"
     )
@@ -191,7 +192,8 @@ def show_classes(run: Run, every: Evaluation) -> None:
 def do_export(chosen: argparse.Namespace) -> None:
     from coterie.personal.export import export
 
-    for path in export(run_of(chosen), chosen.client, chosen.to, getattr(chosen, "out", None)):
+    out, merge = getattr(chosen, "out", None), hasattr(chosen, "merge")
+    for path in export(run_of(chosen), chosen.client, chosen.to, out, merge):
         print(path)
 
 

@@ -33,7 +33,7 @@ def check_types(flags: dict[str, Any], run: Path) -> None:
     """Raise an error for a damaged or forged command, before anything uses it."""
     from coterie.core.errors import CoterieError
 
-    texts = ("cwd", "method", "model", "head", "protocol", "track", "until", *PATHS, "ray_address")
+    texts = ("cwd", "method", "model", "head", "train_only", "protocol", "track", "until", *PATHS, "ray_address")
     wrong = [name for name in texts if not isinstance(flags.get(name), str | None)]
     wrong += [name for name in ("seed", "seeds", "rounds", "patience") if type(flags.get(name, 0)) is not int]
     arguments = flags.get("model_args", ())

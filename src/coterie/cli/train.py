@@ -13,6 +13,7 @@ from coterie.cli.flags import (
     add_model_args,
     add_output,
     add_track,
+    add_train_only,
     add_watch,
     asked_for,
 )
@@ -66,6 +67,7 @@ def add_setting_flags(
     )
     add_model_args(parser)
     parser.add_argument("--head", metavar="NAME", help="name of the model's head; default: the last layer that runs")
+    add_train_only(parser)
     for title, kind in (
         ("data", DataSettings),
         ("local training", LocalTraining),

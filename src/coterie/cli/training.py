@@ -114,6 +114,7 @@ def train_one(
         track=getattr(chosen, "track", ()),
         head=getattr(chosen, "head", None),
         model_args=model_args(chosen),
+        train_only=getattr(chosen, "train_only", None),
         protocol=getattr(chosen, "protocol", "pac"),
         config={"command": {**command_of(chosen), "method": entrant.name, "seed": seed, "cwd": os.getcwd()}},
         **run_settings(chosen, entrant.name) | {"seed": seed},

@@ -96,6 +96,7 @@ def do_tune(chosen: argparse.Namespace) -> None:
         out=getattr(chosen, "out", None),
         head=getattr(chosen, "head", None),
         model_args=model_args(chosen),
+        train_only=getattr(chosen, "train_only", None),
         protocol=getattr(chosen, "protocol", "pac"),
         watching=lambda title, rounds: watcher(title, rounds, progress),
         config={"command": {"cwd": os.getcwd(), **command}},
@@ -164,7 +165,8 @@ def command_line(chosen: argparse.Namespace, tuned: Tuned) -> str:
 
     name = method_name(chosen.method)
     settings = {**vars(chosen), **tuned.best}
-    named = [f"--{flag}={settings[flag]}" for flag in ("model", "head") if flag in settings]
+    known = [name for name in ("model", "head", "train_only") if name in settings]
+    named = [f"--{name.replace('_', '-')}={settings[name]}" for name in known]
     arguments = [f"{name}={value}" for name, value in model_args(chosen).items()]
     named += ["--model-args", *arguments] if arguments else []
     kinds = (DataSettings, LocalTraining, Settings, Safety, Execution, type(make_method(name)))

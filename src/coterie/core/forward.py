@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, is_dataclass
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from coterie.core.errors import CoterieError
 from coterie.core.tree import Tree
@@ -42,3 +45,8 @@ def parts(output: object) -> Iterable[tuple[str, object]]:
     if isinstance(output, tuple | list):
         return zip(getattr(output, "_fields", None) or map(str, range(len(output))), output, strict=True)
     return ()
+
+
+def attention_for_vmap(device: torch.device) -> AbstractContextManager[object]:
+    """On a CPU, compute attention as matrix products inside this block: vmap has no rule for torch's fused kernel."""
+    return sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext()

@@ -1,8 +1,9 @@
 """Split a network into an encoder and a head.
 
 The head is, in this order: the module that the user names; the network's own `encoder` and `head`; a module of the
-network with a common name for a head; the end of an nn.Sequential; the module with parameters that runs last. Whatever
-is found is verified: on random samples head(encoder(x)) must equal network(x), also after all parameters have moved.
+network with a common name for a head; the end of an nn.Sequential; the module with parameters that runs last, or a
+module that contains it. Whatever is found is verified: on random samples head(encoder(x)) must equal network(x), also
+after all parameters have moved.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def split_head(network: nn.Module, x: Inputs, expected: tuple[Tensor, Tensor], h
     """Encoder and head of a copy of the network. x: (B, ...) its input; expected: its `outputs`; head: a name."""
     if isinstance(network, nn.Sequential) and len(network):
         check_end(network[-1])
-    found = [named(network, head)] if head is not None else candidates(network, x)
+    found = [named(network, head)] if head is not None else candidates(network, x, expected)
     moved = outputs(shaken(network), x)
     spare = None  # a head that is given more than a vector for each sample: the last layer inside it may fit
     for parts in found:
@@ -79,7 +80,7 @@ def split_head(network: nn.Module, x: Inputs, expected: tuple[Tensor, Tensor], h
     )
 
 
-def candidates(network: nn.Module, x: Inputs) -> Iterator[NetworkSplit]:
+def candidates(network: nn.Module, x: Inputs, expected: tuple[Tensor, Tensor]) -> Iterator[NetworkSplit]:
     copied = copy.deepcopy(network)
     children = {n: m for n, m in copied._modules.items() if m is not None}  # one that is used twice, twice
     if {"encoder", "head"} == set(children):
@@ -89,9 +90,13 @@ def candidates(network: nn.Module, x: Inputs) -> Iterator[NetworkSplit]:
             yield named(network, name)
     if isinstance(network, nn.Sequential) and type(network).forward is nn.Sequential.forward:
         yield from chain_end(children)
-    last = last_to_run(network, x)
-    if last:
-        yield named(network, last)
+    name = last_to_run(network, x)
+    while name:
+        parts = named(network, name)
+        yield parts
+        if fits(parts, x, expected) or not has_parameters(parts.encoder):
+            return
+        name = name.rpartition(".")[0]  # an adapter is a part of the layer that it adapts
 
 
 def chain_end(chain: dict[str, nn.Module]) -> Iterator[NetworkSplit]:
@@ -107,25 +112,28 @@ def chain_end(chain: dict[str, nn.Module]) -> Iterator[NetworkSplit]:
 
 
 def named(network: nn.Module, name: str) -> NetworkSplit:
+    """The network without this module, and the module. A unique end of its name will do, as for a wrapped network."""
     network = copy.deepcopy(network)
-    try:
-        found = network.get_submodule(name)
-    except AttributeError:
-        raise CoterieError(f"the network has no module '{name}' to be its head; {choice(network)}") from None
-    owner, _, last = name.rpartition(".")
+    paths = [path for path, _ in network.named_modules(remove_duplicate=False)]
+    full = [name] if name in paths else [path for path in paths if path.endswith(f".{name}")]
+    if len(full) != 1:
+        several = f"; these end in it: {', '.join(full)}" if full else ""
+        raise CoterieError(f"the network has no module '{name}' to be its head{several}; {choice(network)}")
+    found = network.get_submodule(full[0])
+    owner, _, last = full[0].rpartition(".")
     setattr(network.get_submodule(owner), last, nn.Identity())
-    return NetworkSplit(network, found, name)
+    return NetworkSplit(network, found, full[0])
 
 
-def last_to_run(network: nn.Module, x: Inputs) -> str | None:
-    """Name of the module with parameters of its own that runs last."""
+def last_to_run(network: nn.Module, x: Inputs) -> str:
+    """Name of the module with parameters of its own that runs last; empty: none."""
     trial, ran = copy.deepcopy(network).eval(), list[str]()
     for name, module in trial.named_modules():
         if name and any(True for _ in module.parameters(recurse=False)):
             module.register_forward_hook(lambda *_, name=name: ran.append(name))
     with torch.no_grad():
         forward(trial, x)
-    return ran[-1] if ran else None
+    return ran[-1] if ran else ""
 
 
 def fits(parts: NetworkSplit, x: Inputs, expected: tuple[Tensor, Tensor]) -> bool:

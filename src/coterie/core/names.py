@@ -1,11 +1,15 @@
-"""Names of clients and methods, as users write them."""
+"""Names of clients, methods and parts of networks, as users write them."""
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 
-from coterie.core.errors import CoterieError, unknown
+from coterie.core.errors import CoterieError, shortened, unknown
+
+LISTED = 8  # names in a message, at most
 
 
 def client_number(asked: int | str, names: Sequence[str], numbers: Sequence[int]) -> int:
@@ -42,3 +46,20 @@ def listed(numbers: Sequence[int]) -> str:
 def spelling(name: str) -> str:
     """Letters and digits in lower case: what FedPAC, fed_pac and Fed-PAC have in common."""
     return "".join(letter for letter in name.lower() if letter.isalnum())
+
+
+def matching(what: str, pattern: str, names: Sequence[str]) -> frozenset[str]:
+    """The dotted names that a pattern selects: names, or the modules that contain them, with `*`, separated by `|`.
+
+    Raises an error for a part of the pattern that selects nothing.
+    """
+    found: set[str] = set()
+    for part in pattern.split("|"):
+        chosen = {name for name in names if fnmatchcase(name, part) or fnmatchcase(name, f"{part}.*")}
+        if not chosen:
+            known = sorted({*names, *(name.rpartition(".")[0] for name in names)} - {""})
+            near = difflib.get_close_matches(part, known, n=1, cutoff=0.5)
+            hint = f"did you mean '{near[0]}'?" if near else f"there are {shortened(known, LISTED)}"
+            raise CoterieError(f"unknown {what} '{part}': {hint}")
+        found |= chosen
+    return frozenset(found)

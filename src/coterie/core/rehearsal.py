@@ -14,6 +14,7 @@ from coterie.core import random, ranges, tree
 from coterie.core.batch import Data
 from coterie.core.data import Transform
 from coterie.core.errors import CoterieError
+from coterie.core.forward import attention_for_vmap
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
 from coterie.core.user_code import failure, users_lines
@@ -263,7 +264,7 @@ def vmap_problem(method: AnyMethod, model: Model, x: Tensor, y: Tensor) -> str:
             return state, method.client_predict(model, state, down, samples[0])
 
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), attention_for_vmap(model.mean.device):
             torch.func.vmap(plain)(tree.apply(torch.Tensor.detach, tree.stack([model.start] * 2)), xs)
             server = method.server_init(model, Census(torch.tensor(SAMPLES), counts))
             welcome = method.server_welcome(server)

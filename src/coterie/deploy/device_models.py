@@ -53,7 +53,12 @@ def save_models(device: Device, terms: Terms, out: Path, policy: DevicePolicy) -
     result = DeviceResult(innermost(device.method), device.model, data, (), states, History([record]), found)
     config = {
         "method": terms.method,
-        "network": {"name": terms.network, "head": terms.head, "args": dict(policy.model_args)},
+        "network": {
+            "name": terms.network,
+            "head": terms.head,
+            "args": dict(policy.model_args),
+            "train_only": terms.train_only,
+        },
         "data": {**facts(data), "ids": list(ids)},
         "federation": asdict(Settings(rounds=terms.rounds, seed=terms.seed)),
         "deployment": {"federation": terms.federation, "clients": terms.clients},

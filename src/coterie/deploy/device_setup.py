@@ -88,8 +88,9 @@ def network_from_terms(terms: Terms, policy: DevicePolicy, start: bytes | None =
     network = policy.model if named is None else named
     assert network is not None
     model = build_model(
-        network, *samples.raw_sample, samples.classes, samples.transform, terms.head, terms.seed, policy.model_args
-    )
+        network, *samples.raw_sample, samples.classes, samples.transform, terms.head, terms.seed, policy.model_args,
+        train_only=terms.train_only,
+    )  # fmt: skip
     if start is None:
         return model
     schema = TensorSchema.of(model.initial)

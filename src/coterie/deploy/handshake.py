@@ -88,6 +88,7 @@ class Terms:
     compress: str
     schema: SampleSchema
     protection: dict[str, Any] = field(default_factory=dict)
+    train_only: str | None = None  # the parameters that are trained
     protocol: int = PROTOCOL
     coterie: str = VERSION
 

@@ -79,6 +79,7 @@ def run_federation(
     model: str | nn.Module | None = None,
     head: str | None = None,
     model_args: Mapping[str, Any] | None = None,
+    train_only: str | None = None,
     protocol: str = "pac",
     timeouts: Timeouts = Timeouts(),  # noqa: B008
     out: str | Path | None = None,
@@ -118,7 +119,7 @@ def run_federation(
         check_private(protection, safety)
         network = model if model is not None else default_model
         identity = before["federation"] if before else secrets.token_hex(16)
-        made = network_for(network, schema, federation.seed, head, model_args)
+        made = network_for(network, schema, federation.seed, head, model_args, train_only)
         dtype, joining = dtype_of(schema), federation.joining(membership.num_clients)
         rehearse(chosen, made, torch.zeros(4, *schema.shape, dtype=dtype), torch.arange(4) % schema.classes)
         sizes = membership.census.samples.tolist()
@@ -140,12 +141,12 @@ def run_federation(
             identity,
         )
         name = network if isinstance(network, str) else None
-        announce(transport, agreement, schema, federation, name, head, requested)
+        announce(transport, agreement, schema, federation, name, head, requested, train_only)
         missing, held, names = safety.max_left_out, membership.held, membership.names
         backend = Remote(agreement, membership.census, transport, timeouts, missing, held, names, bool(before))
         about = {
             **(config or {}),
-            "network": {"name": name, "head": head, "args": dict(model_args or {})},
+            "network": {"name": name, "head": head, "args": dict(model_args or {}), "train_only": train_only},
             "data": membership.about(),
             "protection": {**around, "privacy": privacy} if around else {},
             **encryption.about(layered),
@@ -197,8 +198,10 @@ def network_for(
     seed: int,
     head: str | None,
     model_args: Mapping[str, Any] | None = None,
+    train_only: str | None = None,
 ) -> Model:
-    return build_model(network, *schema.raw_sample, schema.classes, schema.transform, head, seed, model_args)
+    sample = (*schema.raw_sample, schema.classes, schema.transform)
+    return build_model(network, *sample, head, seed, model_args, train_only=train_only)
 
 
 def announce(
@@ -209,6 +212,7 @@ def announce(
     network: str | None,
     head: str | None,
     protection: dict[str, Any],
+    train_only: str | None = None,
 ) -> None:
     start, method = agreement.start_message(), innermost(agreement.method)
     terms = Terms(
@@ -225,6 +229,7 @@ def announce(
         agreement.compress,
         schema,
         protection,
+        train_only,
     )
     transport.announce(agreement.federation, to_json(terms), start, agreement.max_answer)
 

@@ -15,6 +15,7 @@ from coterie.core import tree
 from coterie.core.batch import Data
 from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
+from coterie.core.forward import attention_for_vmap
 from coterie.core.method import AnyMethod
 from coterie.core.metrics import SummedMetric
 from coterie.core.model import Model
@@ -68,7 +69,7 @@ class Stacked(LocalBackend):
         return self.partition(job, clients, self.limit, self.device)
 
     def compute(self, job: Request, cohort: Cohort, states: Any, downs: Any) -> Any:
-        with devices.selected(self.device), fused_on(self.device):
+        with devices.selected(self.device), fused_on(self.device), attention_for_vmap(self.device):
             if job.task == "score_global" and not (self.model.tests_by_client or job.every):
                 held = self.samples[job.split]
                 return held.score_global(self.method, self.fast, job.shared, cohort.ids)

@@ -15,6 +15,7 @@ from coterie.core.importing import imported
 from coterie.core.model import Model, make_model
 from coterie.core.task import Task
 from coterie.core.user_code import failure
+from coterie.models.adapters import freeze
 from coterie.models.attention import transformer, vit_tiny
 from coterie.models.cnn import akd_cnn, cnn, conv4, convnet
 from coterie.models.mobilenet import mobilenet
@@ -48,9 +49,10 @@ def make_network(
     seed: int,
     head: str | None = None,
     model_args: Mapping[str, Any] | None = None,
+    train_only: str | None = None,
 ) -> Model:
     sample = (data.shape, data.train.x.dtype, data.task, data.transform)
-    made = build_model(model, *sample, head, seed, model_args, data.label_shape)
+    made = build_model(model, *sample, head, seed, model_args, data.label_shape, train_only)
     vocabulary = (model_args or {}).get("vocabulary")
     if isinstance(model, str) and model in MODELS and vocabulary is not None:
         check_tokens(data, vocabulary)
@@ -67,17 +69,21 @@ def build_model(
     seed: int,
     options: Mapping[str, Any] | None = None,
     label: Shape = (),
+    train_only: str | None = None,
 ) -> Model:
     """Build the model of a federation from a network or its name.
 
     shape, sample_type: of one raw sample; label: shape of one label. task: an int stands for classification into that
-    many classes. options: constructor arguments, for a network given by name.
+    many classes. options: constructor arguments, for a network given by name. train_only: the parameters that are
+    trained, as `except_` of `freeze`; default: those with requires_grad=True.
     """
     if isinstance(network, str):
         outputs = task if isinstance(task, int) else task.width
         network = build(network, transform.input_shape(shape), outputs, seed, **(options or {}))
     elif options:
         raise CoterieError("model_args need a model name; pass them to the constructor of this model instead")
+    if train_only is not None:
+        network = freeze(network, train_only)
     return make_model(network, shape, task, transform, head, sample_type, label)
 
 

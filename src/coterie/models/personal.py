@@ -7,22 +7,25 @@ others (several heads, a mixture, a datastore) it is a `Composite` of all tensor
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field, fields, replace
+from collections import OrderedDict
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from coterie.core import tree
 from coterie.core.data import Column
 from coterie.core.errors import CoterieError
 from coterie.core.forward import forward
+from coterie.core.head import Joined
 from coterie.core.method import AnyMethod
 from coterie.core.model import Model, Weights
-from coterie.core.tree import Live, Tree
+from coterie.core.tree import Tree
 from coterie.core.wrapper import innermost, innermost_down
+from coterie.models.adapters import merge, put, save_adapter
+from coterie.models.prediction import InUse, Reads, Recorder, hold, plain_fields, skeleton, weights_in
 from coterie.models.samples import ModelInfo, check_samples, probe
 
 
@@ -75,6 +78,24 @@ class PersonalModel(nn.Module):
         """The weights under their names in the user's network, for its `load_state_dict`."""
         raise CoterieError("this model is more than one network; use state_dict() instead")
 
+    def network(self) -> nn.Module:
+        """A copy of the user's network with this client's weights. It takes prepared samples: see `preprocess`."""
+        raise CoterieError("this model is more than one network; use the model itself")
+
+    def merged(self) -> PersonalModel:
+        """The same model with its adapters (LoRA) folded into the weights that they adapt: plain layers only."""
+        raise CoterieError("this model is more than one network, so its adapters cannot be merged")
+
+    def save_adapter(self, folder: str | Path) -> list[Path]:
+        """Write the adapter of a peft network, in peft's format: `PeftModel.from_pretrained(network, folder)` loads it.
+
+        folder: a new folder. Returns the files in it.
+        """
+        path = Path(folder)
+        if path.exists():
+            raise CoterieError(f"{path} exists already; name another folder, or remove it")
+        return save_adapter(self.network(), path)
+
     def weights(self) -> Tree:
         """Everything learned, by name: the state_dict without the preprocessing."""
         return {name: t for name, t in self.state_dict().items() if not name.startswith("preprocess.")}
@@ -95,6 +116,19 @@ class OneNetwork(PersonalModel):
     def logits(self, x: Tensor) -> Tensor:
         return forward(self.head, forward(self.encoder, self.preprocess(x)))
 
+    def network(self) -> nn.Module:
+        encoder, head, name = copy.deepcopy(self.encoder), copy.deepcopy(self.head), self.head_name
+        if name in dict(encoder.named_modules()):
+            put(encoder, name, head)
+            return encoder
+        if name == "head":
+            return Joined(encoder, head)
+        top = list(head._modules.items()) if name in dict(head.named_children()) else [(name, head)]
+        return nn.Sequential(OrderedDict([(n, m) for n, m in (*encoder._modules.items(), *top) if m is not None]))
+
+    def merged(self) -> PersonalModel:
+        return MergedNetwork(self.info, self.preprocess, merge(self.network()))
+
     def network_state_dict(self) -> Tree:
         below, above = with_counters(self.encoder), with_counters(self.head)
         names, name = dict(self.encoder.named_modules()), self.head_name
@@ -103,6 +137,27 @@ class OneNetwork(PersonalModel):
         if name in names or name not in dict(self.head.named_children()):  # else the head ends an nn.Sequential
             above = {f"{name}.{n}": t for n, t in above.items()}
         return {**below, **above}
+
+
+class MergedNetwork(PersonalModel):
+    """network(preprocess(x)): the user's network with this client's weights, without adapters."""
+
+    def __init__(self, info: ModelInfo, preprocess: nn.Module, network: nn.Module) -> None:
+        super().__init__(info)
+        self.preprocess, self.plain = copy.deepcopy(preprocess), network
+        self.eval()
+
+    def logits(self, x: Tensor) -> Tensor:
+        return forward(self.plain, self.preprocess(x))
+
+    def network(self) -> nn.Module:
+        return copy.deepcopy(self.plain)
+
+    def merged(self) -> PersonalModel:
+        return self
+
+    def network_state_dict(self) -> Tree:
+        return with_counters(self.plain)
 
 
 class Composite(PersonalModel):
@@ -130,52 +185,6 @@ class Composite(PersonalModel):
         filled = tree.fill(self.form, {name: held.get(name, t) for name, t in tree.items(self.form)})
         model = replace(self.model, training=self.training)
         return self.method.client_predict(model, filled["state"], filled["down"], x)
-
-
-@dataclass(frozen=True)
-class InUse(Model):
-    """A model whose BatchNorm and dropout follow its training mode, whichever weights the method passes."""
-
-    training: bool = False
-    ties: tuple[dict[str, str], dict[str, str]] = ({}, {})  # encoder's, head's: tied name -> name in the weights
-
-    def features(self, encoder: Tree, x: Tensor) -> Tensor:
-        return super().features(self.complete(encoder, self.ties[0]), x)
-
-    def logits(self, head: Tree, z: Tensor) -> Tensor:
-        return super().logits(self.complete(head, self.ties[1]), z)
-
-    def complete(self, weights: Tree, ties: dict[str, str]) -> Tree:
-        made = {**weights, **{other: weights[name] for other, name in ties.items()}}
-        return Live(made) if self.training else made
-
-
-@dataclass(frozen=True)
-class Recorder(Model):
-    """Records which weights it is called with."""
-
-    encoders: list[Tree] = field(default_factory=list)
-    heads: list[Tree] = field(default_factory=list)
-
-    def features(self, encoder: Tree, x: Tensor) -> Tensor:
-        self.encoders.append(encoder)
-        return super().features(encoder, x)
-
-    def logits(self, head: Tree, z: Tensor) -> Tensor:
-        self.heads.append(head)
-        return super().logits(head, z)
-
-
-class Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records which tensors operations read."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.seen: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen |= {id(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
-        return func(*args, **(kwargs or {}))
 
 
 def make_personal_model(info: ModelInfo, method: AnyMethod, model: Model, state: Any, down: Any) -> PersonalModel:
@@ -216,55 +225,8 @@ def shapes(weights: Any) -> dict[str, torch.Size]:
     return {name: t.shape for name, t in tree.items(weights)}
 
 
-def plain_fields(model: Model) -> dict[str, Any]:
-    return {f.name: getattr(model, f.name) for f in fields(Model)}
-
-
-def skeleton(module: nn.Module, weights: Tree) -> tuple[nn.Module, dict[str, str]]:
-    """A copy without these weights, which are passed at every call; frozen parameters stay. Also the ties."""
-    names: dict[int, str] = {}
-    ties: dict[str, str] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        if names.setdefault(id(parameter), name) != name and names[id(parameter)] in weights:
-            ties[name] = names[id(parameter)]
-    bare = copy.deepcopy(module)
-    for name in (*weights, *ties):
-        owner, _, last = name.rpartition(".")
-        inner = bare.get_submodule(owner)
-        (inner._parameters if last in inner._parameters else inner._buffers)[last] = None
-    return bare, ties
-
-
 def with_counters(module: nn.Module) -> Tree:
     """The state_dict with BatchNorm's num_batches_tracked, which training does not keep."""
     norms = ((n, m) for n, m in module.named_modules() if isinstance(m, nn.modules.batchnorm._NormBase))
     counted = [f"{name}.num_batches_tracked" for name, norm in norms if norm.running_mean is not None]
     return {**module.state_dict(), **{name: torch.tensor(0) for name in counted}}
-
-
-def weights_in(parts: object, name: str = "") -> set[str]:
-    """Dotted names of trainable tensors: floating-point tensors in dictionaries, except BatchNorm statistics.
-
-    Methods keep weights in dictionaries by name, and everything else (labels, shares, features) in fields.
-    """
-    if isinstance(parts, dict):
-        branches = {f"{name}.{key}" if name else key: value for key, value in parts.items()}
-        own = {n for n, t in branches.items() if isinstance(t, Tensor) and t.is_floating_point()}
-        return {n for n in own if not tree.is_statistic(n)}.union(*(weights_in(b, n) for n, b in branches.items()))
-    if isinstance(parts, tuple):
-        keys = getattr(parts, "_fields", None) or map(str, range(len(parts)))
-        return set[str]().union(*(weights_in(b, f"{name}.{key}") for key, b in zip(keys, parts, strict=True)))
-    return set()
-
-
-def hold(module: nn.Module, name: str, t: Tensor, trainable: bool) -> None:
-    """Register a tensor under its dotted name."""
-    *owners, last = name.split(".")
-    for owner in owners:
-        if owner not in module._modules:
-            module.add_module(owner, nn.Module())
-        module = module.get_submodule(owner)
-    if trainable:
-        module.register_parameter(last, nn.Parameter(t))
-    else:
-        module.register_buffer(last, t)

@@ -1,4 +1,4 @@
-"""Export a personal model for use without Coterie: as ONNX, as a torch program, or as weights."""
+"""Export a personal model for use without Coterie: as ONNX, as a torch program, as weights, or as peft's adapter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from coterie.core.data import is_pixels
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.version import VERSION
-from coterie.models.personal import OneNetwork, PersonalModel
+from coterie.models.personal import MergedNetwork, OneNetwork, PersonalModel
 from coterie.models.samples import probe
 from coterie.runs.disk import whole
 from coterie.runs.folder import ODD
@@ -31,18 +31,25 @@ INPUT, OUTPUT = "samples", "logits"
 FORMAT = 1  # of the description in the files
 
 
-def export(run: Run, client: int | str, form: str, out: str | Path | None = None) -> list[Path]:
-    """Write the model of a client in one of FORMS, and return the files."""
+def export(run: Run, client: int | str, form: str, out: str | Path | None = None, merge: bool = False) -> list[Path]:
+    """Write the model of a client in one of FORMS, and return the files.
+
+    merge: fold adapters (LoRA) into the weights that they adapt.
+    """
     if form not in FORMS:
         raise unknown("form", form, FORMS)
     ending, write = FORMS[form]
     number = run.client_number(client)
     path = Path(out) if out is not None else Path(f"client-{file_name(run.client_name(number))}{ending}")
-    if path.suffix != ending:
+    if ending and path.suffix != ending:
         raise CoterieError(f"{path}: the file name for {form} must end in {ending}")
     if path.exists():
         raise CoterieError(f"{path} exists already; name another file with --out, or remove it")
-    model = run.personal_model(number).requires_grad_(False)
+    model = run.personal_model(number)
+    if form == "peft" and merge:
+        raise CoterieError("peft's format has the adapter only, which merging would remove; leave out --merge")
+    if form != "peft":  # which writes what is trained
+        model = (model.merged() if merge else model).requires_grad_(False)
     return write(model, about(run, model), path)
 
 
@@ -77,7 +84,7 @@ def about(run: Run, model: PersonalModel) -> dict[str, Any]:
             "encoder": str(run.model.encoder),
             "head": str(run.model.head),
         },
-        "one_network": isinstance(model, OneNetwork),
+        "one_network": isinstance(model, OneNetwork | MergedNetwork),
     }
 
 
@@ -111,6 +118,8 @@ def write_safetensors(model: PersonalModel, description: dict[str, Any], path: P
     description["use"] = (
         "weights of one network: head(encoder(x)) of the prepared samples x"
         if isinstance(model, OneNetwork)
+        else "weights of one network, with merged adapters: network(x) of the prepared samples x"
+        if isinstance(model, MergedNetwork)
         else f"all tensors that a prediction of {description['method']} needs; use torch or onnx for the computation"
     )
     readme = path.with_suffix(".README.json")
@@ -132,10 +141,16 @@ def exported(model: nn.Module, x: Tensor) -> torch.export.ExportedProgram:
         ) from None
 
 
+def write_peft(model: PersonalModel, description: dict[str, Any], path: Path) -> list[Path]:
+    """Write the adapter in peft's format. Preprocessing is not a part of it."""
+    return model.save_adapter(path)
+
+
 FORMS: dict[str, tuple[str, Callable[[PersonalModel, dict[str, Any], Path], list[Path]]]] = {
     "onnx": (".onnx", write_onnx),
     "torch": (".pt2", write_torch),
     "safetensors": (".safetensors", write_safetensors),
+    "peft": ("", write_peft),
 }
 
 

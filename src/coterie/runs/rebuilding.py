@@ -35,8 +35,9 @@ def rebuilt_model(run: Run) -> Model:
     dtype = next((t.dtype for t in start.values() if t.is_floating_point()), torch.float32)
     network, section = network_of(run), run.section("network")
     options = section.get("args") if isinstance(network, str) else None
-    sample = (run.shape, run.dtype, run.classes, run.transform)
-    model = build_model(network, *sample, section["head"], run.settings.seed, options).to("cpu", dtype)
+    sample, trained = (run.shape, run.dtype, run.classes, run.transform), section.get("train_only")
+    model = build_model(network, *sample, section["head"], run.settings.seed, options, train_only=trained)
+    model = model.to("cpu", dtype)
     if {name: t.shape for name, t in model.initial.items()} != {name: t.shape for name, t in initial.items()}:
         raise CoterieError(
             f"{run.path}: the network has other weights than the one that was trained, or freezes others "

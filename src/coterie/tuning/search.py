@@ -55,6 +55,7 @@ def tune(
     out: str | Path | None = None,
     head: str | None = None,
     model_args: Mapping[str, Any] | None = None,
+    train_only: str | None = None,
     protocol: str = "pac",
     watching: Watching = lambda title, rounds: nullcontext(lambda record: None),
     config: Mapping[str, Any] | None = None,
@@ -76,7 +77,7 @@ def tune(
         budget_rounds, budget_minutes: limits for all trials together.
         final: run the best setting on all training samples, and measure it once on the test samples.
         out: folder of the search. If it exists, the search is resumed.
-        data, model, backend, head, model_args, protocol, settings: as for `coterie.run`.
+        data, model, backend, head, model_args, train_only, protocol, settings: as for `coterie.run`.
 
     Example:
         >>> tuned = coterie.tune("fedpac", {"align": [0.1, 1, 10], "lr": [0.01, 0.1]}, data)
@@ -89,7 +90,7 @@ def tune(
     data = data if data is not None else load_clients(protocol=protocol)
     first = settings.pop("seed", 0)
     searched = without_test(data, validation, settings.get("new_clients", 0.0), first)
-    task = make_task(method, model, head, searched, protocol, settings, backend, model_args or {})
+    task = make_task(method, model, head, searched, protocol, settings, backend, model_args or {}, train_only)
     kind = type(make_method(task.method)) if isinstance(task.method, str) else type(task.method)
     space = read_space(task.title, kind, over)
     check_search(search, trials)
@@ -137,6 +138,7 @@ def make_task(
     settings: Mapping[str, Any],
     backend: Execution | str,
     model_args: Mapping[str, Any],
+    train_only: str | None,
 ) -> SearchTask:
     named = method_name(method) if isinstance(method, str) else method
     made, federation, _, usual_model = choose(named, protocol, About(data.name, data.shape, data.num_clients), settings)
@@ -144,7 +146,8 @@ def make_task(
     point = made.results.get(title) or next(iter(made.results.values()))
     network = model if model is not None else usual_model
     how = backend if isinstance(backend, Execution) else Execution(backend=backend)
-    return SearchTask(named, title, point, network, head, data, protocol, settings, federation.rounds, how, model_args)
+    about_data = (data, protocol, settings, federation.rounds, how)
+    return SearchTask(named, title, point, network, head, *about_data, model_args, train_only)
 
 
 def check(task: SearchTask, tried: Sequence[Candidate]) -> None:
@@ -273,8 +276,8 @@ def last_run(
             try:
                 execute(
                     task.method, folded(data), task.model, backend=task.how, out=out, resume=out.exists(), watch=watch,
-                    head=task.head, model_args=task.model_args, protocol=task.protocol, config=command,
-                    **{**task.settings, **best, "seed": seed},
+                    head=task.head, model_args=task.model_args, train_only=task.train_only, protocol=task.protocol,
+                    config=command, **{**task.settings, **best, "seed": seed},
                 )  # fmt: skip
             except CoterieError as error:
                 raise CoterieError(f"the search is done, but the run of the best setting failed: {error}") from None

@@ -49,6 +49,7 @@ class SearchTask:
     rounds: int  # of a full training
     how: Execution
     model_args: Mapping[str, Any]  # of the network's constructor
+    train_only: str | None  # parameters that are trained
 
     def chosen(self, candidate: Candidate) -> tuple[AnyMethod, Settings, Safety]:
         """The method and how it is run, with the settings of a candidate."""
@@ -60,7 +61,7 @@ class SearchTask:
     def network(self, seed: int) -> Model:
         if isinstance(self.model, Model):
             return self.model
-        return make_network(self.model, self.data, seed, self.head, self.model_args)
+        return make_network(self.model, self.data, seed, self.head, self.model_args, self.train_only)
 
 
 def without_test(data: FederatedData, share: float, new_clients: float | str, seed: int) -> FederatedData:

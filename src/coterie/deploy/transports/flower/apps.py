@@ -66,6 +66,7 @@ def run(grid: Any, config: Mapping[str, Any]) -> None:
         partial(FlowerTransport, FlowerConnection(grid)),
         model=settings.model,
         head=settings.head,
+        train_only=settings.train_only,
         protocol=settings.protocol,
         timeouts=settings.timeouts,
         out=out,

@@ -28,6 +28,7 @@ class RunConfig(NamedTuple):
     timeouts: Timeouts
     model: str | None
     head: str | None
+    train_only: str | None
     protocol: str
     out: str | None
     resume: bool
@@ -38,14 +39,15 @@ def read_run_config(config: Mapping[str, Any]) -> RunConfig:
     keys = opened("run config: ", config)
     method = keys.take("method", str)
     parts = [taken(keys, kind) for kind in (Service, Timeouts, *FEDERATION, type(make_method(method)))]
-    model, head = keys.take("model", str, None), keys.take("head", str, None)
+    model, head, train_only = (keys.take(name, str, None) for name in ("model", "head", "train-only"))
     protocol = keys.take("protocol", str, "pac")
     out, resume = keys.take("out", str, None), keys.take("resume", bool, False)
     keys.close()
     if resume and out is None:
         raise CoterieError("run config: `resume` needs `out`, the folder of the run")
     settings = {name: value for part in parts[2:] for name, value in part.items()}
-    return RunConfig(method, Service(**parts[0]), Timeouts(**parts[1]), model, head, protocol, out, resume, settings)
+    network = (model, head, train_only)
+    return RunConfig(method, Service(**parts[0]), Timeouts(**parts[1]), *network, protocol, out, resume, settings)
 
 
 def read_options(where: str, config: Mapping[str, Any], *kinds: type) -> list[dict[str, Any]]:
