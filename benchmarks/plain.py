@@ -32,6 +32,7 @@ class Client:
     y: Tensor
     net: Network
     passes: tuple[int, ...]  # samples per pass of an epoch
+    frozen: frozenset[int] = frozenset()  # ids of the parameters that are not trained
     prototypes: dict[int, Tensor] = field(default_factory=dict)
 
 
@@ -40,7 +41,9 @@ class Loop:
         held = data(w)
         self.method: Any = make(w)
         self.shared = SHARED[w.method]
-        self.clients = [make_client(w, held, i, device) for i in participants(w)]
+        net = network(w, held).to(device)
+        self.trained = {name for name, p in net.named_parameters() if p.requires_grad}
+        self.clients = [make_client(w, held, i, net) for i in participants(w)]
 
     def round(self) -> dict[str, float]:
         """Seconds by phase; `steps` is training without FedPAC's steps of the head."""
@@ -82,7 +85,7 @@ class Loop:
         epochs: int | None = None,
         align: bool = False,
     ) -> None:
-        sgd, parts = self.method.train, list(trained)
+        sgd, parts = self.method.train, [p for p in trained if id(p) not in client.frozen]
         client.net.requires_grad_(False)
         for p in parts:
             p.requires_grad_(True)
@@ -102,17 +105,22 @@ class Loop:
         if self.shared is None:
             return
         states = [client.net.state_dict() for client in self.clients]
-        mean = {n: torch.stack([s[n] for s in states]).mean(0) for n in states[0] if n.startswith(self.shared)}
+        moved = self.trained | {n for n, _ in self.clients[0].net.named_buffers()}
+        shared = [n for n in states[0] if n.startswith(self.shared) and n in moved]
+        mean = {n: torch.stack([s[n] for s in states]).mean(0) for n in shared}
         for client in self.clients:
             client.net.load_state_dict(mean, strict=False)
 
 
-def make_client(w: Workload, held: FederatedData, number: int, device: str) -> Client:
+def make_client(w: Workload, held: FederatedData, number: int, net: nn.Module) -> Client:
+    """net: the network that clients copy, except for its frozen weights, which they share."""
     x, y = held.train.client(number)
-    net = network(w, held)
-    assert isinstance(net, Network)
+    frozen = {id(p): p for p in net.parameters() if not p.requires_grad}
+    own = copy.deepcopy(net, dict(frozen))
+    assert isinstance(own, Network)
+    device = next(net.parameters()).device
     ready = (normalised(x, held.transform) if x.ndim == 4 else x).to(device)
-    return Client(ready, y.to(device), copy.deepcopy(net).to(device), passes(w, held)[number])
+    return Client(ready, y.to(device), own, passes(w, held)[number], frozenset(frozen))
 
 
 def normalised(x: Tensor, how: Transform) -> Tensor:

@@ -45,8 +45,11 @@ def step_work(net: nn.Module, x: Tensor, y: Tensor, momentum: bool) -> Work:
         F.cross_entropy(net(x), y).backward()  # type: ignore[no-untyped-call]
     for hook in hooks:
         hook.remove()
-    weights = sum(p.numel() * p.element_size() for p in net.parameters())
-    return Work(counter.get_total_flops(), (6 if momentum else 4) * weights + x.numel() + 3 * written)
+    trained, frozen = (
+        sum(p.numel() * p.element_size() for p in net.parameters() if p.requires_grad is kind) for kind in (True, False)
+    )
+    moved = (6 if momentum else 4) * trained + 2 * frozen  # frozen weights are read in both passes
+    return Work(counter.get_total_flops(), moved + x.numel() + 3 * written)
 
 
 def floors(work: Work, peaks: Peaks) -> dict[str, float]:

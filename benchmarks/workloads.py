@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.transformer import lora_vit
 from coterie.api import make_method
 from coterie.api.protocols import method_preset, preset
 from coterie.core import random
@@ -17,7 +18,7 @@ from coterie.core.method import AnyMethod
 from coterie.core.training import LocalTraining
 from coterie.data import Dataset, divide, federate, load, transform
 from coterie.methods.fedreg.rebalance import histograms
-from coterie.models import Network, build
+from coterie.models import MODELS, Network, build
 from coterie.models.cnn import COLOUR, GREY
 from coterie.models.network import conv_layers, flat_size
 
@@ -45,7 +46,7 @@ class Workload:
     protocol: str = "pac"  # source of learning rate, batch size, momentum and partition
     batch: int = 0  # samples of a batch; 0: from the protocol
     options: dict[str, int] = field(default_factory=dict)  # of the network
-    width: float = 1.0  # factor on the channels and units of `cnn`
+    width: float = 1.0  # factor on the channels and units of `cnn`, or on the width of `lora-vit`, 768
     real: bool = False  # use the dataset instead of generated samples of its shape
     data_dir: str | None = None
     tiny: bool = False  # generate few samples, for tests
@@ -100,6 +101,8 @@ WORKLOADS = {
             "lstm-20", "fedavg", "lstm", "tokens-80", 20, 20, 320, 64, epochs=1, batch=32,
             options={"hidden": 256, "layers": 2},
         ),
+        Workload("lora-20", "fedavg", "lora-vit", "cifar10", 20, 20, 64, 16, epochs=1, batch=8),
+        Workload("lora-20-small", "fedavg", "lora-vit", "cifar10", 20, 20, 64, 16, epochs=1, batch=8, width=0.125),
         Workload("linear-100", "fedavg", "linear", "fashion-mnist", 100, 100, 100, 20, on_cpu=True),
     )
 }  # fmt: skip
@@ -149,11 +152,14 @@ def generated(w: Workload) -> Dataset:
 
 
 def network(w: Workload, held: FederatedData) -> nn.Module:
-    if w.width == 1:
+    if w.width == 1 and w.network in MODELS:
         options = {"vocabulary": VOCABULARY, **w.options} if is_tokens(w) else w.options
         return build(w.network, held.shape, held.classes, SEED, **options)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
+        if w.network == "lora-vit":
+            width, depth = (24, 2) if w.tiny else (int(w.width * 768), 12)
+            return lora_vit(held.shape, held.classes, width, depth)
         return wide_cnn(held.shape, held.classes, w.width)
 
 
