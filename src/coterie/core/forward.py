@@ -1,4 +1,4 @@
-"""Call a network: with one input or several, and with one tensor of outputs."""
+"""Call a network, and take the one tensor of outputs from what it returns."""
 
 from __future__ import annotations
 
@@ -14,13 +14,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from coterie.core.errors import CoterieError
 from coterie.core.tree import Tree
 
-Inputs = Tensor | Tree  # (B, ...): one input, or several by the names of the network's arguments
 
-
-def forward(network: nn.Module, x: Inputs, weights: Tree | None = None) -> Tensor:
+def forward(network: nn.Module, x: Tensor, weights: Tree | None = None) -> Tensor:
     """The outputs (B, ...) of a network, with these weights instead of its own."""
-    args, named = ((), x) if isinstance(x, dict) else ((x,), {})
-    made = network(*args, **named) if weights is None else functional_call(network, weights, args, named)
+    made = network(x) if weights is None else functional_call(network, weights, (x,))
     return made if isinstance(made, Tensor) else only_tensor(made)
 
 

@@ -10,9 +10,8 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from coterie.core import tree
 from coterie.core.errors import CoterieError
-from coterie.core.forward import Inputs, forward
+from coterie.core.forward import forward
 from coterie.core.tree import Tree, is_statistic
 
 Norm = nn.modules.batchnorm._NormBase  # BatchNorm and InstanceNorm
@@ -48,7 +47,7 @@ def check_layers(network: nn.Module) -> None:
             raise CoterieError(f"{where} has no weights yet; run one batch through the network before you pass it")
 
 
-def check_forward(network: nn.Module, x: Inputs, expected: tuple[Tensor, Tensor]) -> str:
+def check_forward(network: nn.Module, x: Tensor, expected: tuple[Tensor, Tensor]) -> str:
     """Refuse hidden state and randomness that is not torch's. Returns the layers that draw random numbers, or ''.
 
     expected: what the network gives for x in evaluation and in training, with seed 0.
@@ -80,7 +79,7 @@ def check_forward(network: nn.Module, x: Inputs, expected: tuple[Tensor, Tensor]
     return ", ".join(named) or ("its forward" if random else "")
 
 
-def mixes(network: nn.Module, x: Inputs, training: bool) -> bool:
+def mixes(network: nn.Module, x: Tensor, training: bool) -> bool:
     """Whether one of two samples changes the output of the other. BatchNorm, which may, is used as in testing."""
     trial = copy.deepcopy(network).train(training)
     for layer in trial.modules():
@@ -90,20 +89,14 @@ def mixes(network: nn.Module, x: Inputs, training: bool) -> bool:
                 return False  # it uses the statistics of the batch in testing too, and is handled
     plain = seeded(trial, x, seed=0)
     for changed, kept in ((0, 1), (1, 0)):
-        other = tree.apply(lambda t, row=changed: with_other(t, row), x)
+        other = x.clone()
+        other[changed] = -x[changed] if x.is_floating_point() else 1 - x[changed]
         if not torch.allclose(seeded(trial, other, seed=0)[kept], plain[kept], rtol=1e-3, atol=1e-5, equal_nan=True):
             return True
     return False
 
 
-def with_other(x: Tensor, row: int) -> Tensor:
-    """A copy with one sample changed: numbers change their sign, tokens 0 and 1 are swapped."""
-    other = x.clone()
-    other[row] = -x[row] if x.is_floating_point() else 1 - x[row]
-    return other
-
-
-def check_buffers(trial: nn.Module, x: Inputs, before: Tree) -> None:
+def check_buffers(trial: nn.Module, x: Tensor, before: Tree) -> None:
     """Refuse a forward that writes to buffers other than statistics, or replaces these: the update would be lost."""
     layers = dict(trial.named_modules())
     for name, b in trial.named_buffers():
@@ -121,7 +114,7 @@ def check_buffers(trial: nn.Module, x: Inputs, before: Tree) -> None:
                 raise CoterieError(f"the network replaces its buffer '{name}' in forward; write into it in place")
 
 
-def seeded(network: nn.Module, x: Inputs, seed: int, weights: Tree | None = None) -> Tensor:
+def seeded(network: nn.Module, x: Tensor, seed: int, weights: Tree | None = None) -> Tensor:
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return forward(network, x, weights)

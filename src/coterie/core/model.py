@@ -15,7 +15,7 @@ from torch.func import functional_call
 from coterie.core import padding
 from coterie.core.data import Transform, is_pixels
 from coterie.core.errors import CoterieError, unknown
-from coterie.core.forward import Inputs, forward
+from coterie.core.forward import forward
 from coterie.core.head import outputs, split_head
 from coterie.core.layers import check_forward, check_layers, copied, frozen_of, is_frozen, weights_of
 from coterie.core.metrics import SummedMetric
@@ -139,7 +139,7 @@ class Model:
             task=copy.deepcopy(self.task).to(device, dtype),
         )
 
-    def _call(self, module: nn.Module, weights: Tree, x: Inputs) -> Tensor:
+    def _call(self, module: nn.Module, weights: Tree, x: Tensor) -> Tensor:
         _as_in_training(module, isinstance(weights, Live))  # weights that are not trained here: evaluation mode
         with self._precision(), self._padding():
             return forward(module, x, weights).to(self.mean.dtype)
