@@ -248,3 +248,22 @@ def test_help_does_not_wait_for_torch() -> None:
     script = "import sys; from coterie.cli import make_parser; make_parser([]); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.long
+def test_train_only_is_recorded_and_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A linear probe by name: the encoder is frozen in the run, in its personal models and in its continuation."""
+    out, probe = tmp_path / "run", [*TINY[:-1], "mlp", "--train-only", "head", "--keep-state"]
+    main(["run", "fedavg", *probe, "-gr", "1", "--out", str(out)])
+    config = json.loads((out / "config.json").read_text())
+    assert config["network"]["train_only"] == "head"
+    assert config["model"]["encoder_parameters"] == 0
+    assert config["model"]["frozen_parameters"] > 0
+    main(["resume", str(out), "--rounds", "2"])
+    main(["export", str(out), "--client", "1", "--to", "safetensors", "--out", str(tmp_path / "model.safetensors")])
+    frozen, model = load_file(out / "models" / "frozen.safetensors"), load_file(tmp_path / "model.safetensors")
+    assert all(np.array_equal(model[name], t) for name, t in frozen.items())
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        main(["run", "fedavg", *TINY, "--train-only", "haed", "--out", str(tmp_path / "other")])
+    assert "unknown parameter 'haed': did you mean 'head'?" in capsys.readouterr().err
