@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from coterie.cli import main
 from coterie.data.datasets import at_hand
@@ -32,7 +33,11 @@ SHORTER = {  # so that a page takes seconds; of two equal flags the last one cou
 }
 BY_BASH = ("deployment.md",)  # several processes at a time
 IN_A_CHECKOUT = ("make", "python", "pip")  # tested by `make test` itself and by tests/benchmarks
-OWN_TESTS = ("data.md", "flower.md")  # tests/data/test_documents.py; tests/deploy/test_flower.py
+OWN_TESTS = (  # tests/data/test_documents.py; tests/deploy/test_flower.py; below
+    "data.md",
+    "flower.md",
+    "networks.md",
+)
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
@@ -70,6 +75,27 @@ def test_a_page_runs_top_to_bottom(page: Path, tmp_path: Path, monkeypatch: pyte
         elif kind == "sh":
             for words in commands(content):
                 run_command(words, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_the_page_of_networks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its blocks of Python are one script."""
+    monkeypatch.chdir(tmp_path)
+    page = blocks(ROOT / "docs" / "networks.md")
+    Path("page.py").write_text("\n".join(content for kind, content in page if kind == "python"), encoding="utf-8")
+    made = runpy.run_path("page.py")
+    assert capsys.readouterr().out == "3\n"
+    x = made["data"].test.x
+    assert made["model"](x).shape == (len(x), 10)
+    with torch.no_grad():
+        personal = made["result"].personal_model(0)
+        for network in (made["plain"].eval(), made["loaded"].eval()):
+            torch.testing.assert_close(network(personal.preprocess(x)).logits, personal(x), rtol=0, atol=1e-5)
+    for words in (words for kind, content in page if kind == "sh" for words in commands(content)):
+        run_command(words, tmp_path)
 
 
 def run_script(path: Path, content: str) -> None:

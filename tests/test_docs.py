@@ -38,20 +38,6 @@ def test_the_method_on_the_page_runs(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert toy.distance({k: still[k] for k in weights}, {k: fedavg[k] for k in weights}) < 1e-12
 
 
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_the_networks_on_the_page_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("page.py").write_text("\n".join(blocks("networks.md")), encoding="utf-8")
-    made = runpy.run_path("page.py")
-    assert capsys.readouterr().out == "3\n"
-    x = made["data"].test.x
-    assert made["model"](x).shape == (len(x), 10)
-    assert Path("adapter-0/adapter_model.safetensors").is_file()
-
-
 def test_the_table_of_methods_is_the_codes() -> None:
     """If this fails: coterie methods --markdown > docs/methods.md"""
     assert (DOCS / "methods.md").read_text(encoding="utf-8") == markdown()
