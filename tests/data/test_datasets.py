@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import lzma
 import pickle
 import struct
 from pathlib import Path
@@ -12,9 +13,10 @@ import torch
 
 from coterie.core.errors import CoterieError
 from coterie.core.preprocess import Preprocess
-from coterie.data import DATASETS, Dataset, datasets, load, transform
+from coterie.data import DATASETS, Dataset, datasets, divide, federate, load, transform
 from coterie.data.datasets import SHIPPED
 from coterie.data.packed import pack, unpack
+from coterie.data.presidents import read_presidents
 
 DRAW = np.random.default_rng(5)
 
@@ -115,7 +117,7 @@ def test_unknown_dataset() -> None:
         load("cifar11")
 
 
-@pytest.mark.parametrize("name", [n for n in DATASETS if n not in ("fashion-mnist-small", "heart-disease")])
+@pytest.mark.parametrize("name", [name for name, source in DATASETS.items() if source.files])
 def test_missing_dataset_tells_what_where_and_how(tmp_path: Path, name: str) -> None:
     with pytest.raises(CoterieError) as caught:
         load(name, tmp_path)
@@ -155,7 +157,7 @@ def test_files_of_the_other_dataset_are_refused(tmp_path: Path) -> None:
 def test_labels_that_do_not_fit(tmp_path: Path, labels: list[int]) -> None:
     write_mnist(tmp_path, ("train", "t10k"), "")
     write_idx(tmp_path / "train-labels-idx1-ubyte", np.array(labels, np.uint8))
-    with pytest.raises(CoterieError, match=r"train-images-idx3-ubyte|10 classes"):
+    with pytest.raises(CoterieError, match=r"train-images-idx3-ubyte|classes are 0 to 9, got 10"):
         load("mnist", tmp_path)
 
 
@@ -187,7 +189,7 @@ def test_shipped_fashion_mnist() -> None:
     assert small.x_train.shape == (9000, 1, 28, 28)
     assert torch.bincount(small.y_train).tolist() == [900] * 10
     assert torch.bincount(small.y_test).tolist() == [225] * 10
-    size = sum(file.stat().st_size for file in datasets.SHIPPED.glob("*.xz"))
+    size = sum(file.stat().st_size for file in datasets.SHIPPED.glob("fashion*.xz"))
     assert size <= 3_900_000
     # the mean pixel of all of Fashion-MNIST is 72.9 (0.286 of 255)
     assert abs(small.x_train.float().mean() - 72.9) < 1
@@ -208,6 +210,98 @@ def test_shipped_heart_disease() -> None:
         own = [y[owner == hospital] for y, owner in zip((heart.y_train, heart.y_test), heart.owners, strict=True)]
         assert 0.23 < len(own[1]) / (len(own[0]) + len(own[1])) < 0.26
         assert abs(own[0].double().mean() - own[1].double().mean()) < 0.03
+
+
+def heart_file() -> tuple[dict[str, Any], Any, Any]:
+    """Columns by name, grades and hospitals, as in the file."""
+    with np.load(SHIPPED / "heart_disease.npz") as file:
+        columns = dict(zip(map(str, file["columns"][:-1]), file["x"].T, strict=True))
+        return columns, file["y"], file["hospital"]
+
+
+def test_heart_grades_are_the_diagnoses() -> None:
+    grades = load("heart-grades")
+    everyone = torch.cat([grades.y_train, grades.y_test])
+    assert torch.bincount(everyone).tolist() == [411, 265, 109, 107, 28]  # as UCI publishes
+    assert grades.classes == ("none", "grade 1", "grade 2", "grade 3", "grade 4")
+    _, grade, hospital = heart_file()
+    assert grades.owners is not None
+    for h in range(4):
+        for g in range(5):
+            own = int(((hospital == h) & (grade == g)).sum())
+            assert int(((grades.owners[1] == h) & (grades.y_test == g)).sum()) == own // 4
+
+
+def test_heart_findings_are_labels_and_no_inputs() -> None:
+    found = load("heart-findings")
+    assert found.task is not None
+    assert found.task.name == "multi-label"
+    columns, grade, hospital = heart_file()
+    sources = [columns[name] for name in ("exang", "restecg", "trestbps", "oldpeak")]
+    known = ~np.isnan(np.stack(sources)).any(0) & (columns["trestbps"] > 0)
+    exang, ecg, pressure, depression = (values[known] for values in sources)
+    expected = [grade[known] > 0, exang == 1, ecg > 0, pressure >= 140, depression >= 1]
+    assert len(found.y_train) + len(found.y_test) == known.sum() == 851
+    counted = torch.cat([found.y_train, found.y_test]).sum(0).tolist()
+    assert counted == [int(label.sum()) for label in expected]
+    assert not {column.name for column in found.transform.columns} & {"exang", "restecg", "trestbps", "oldpeak"}
+    assert np.bincount(hospital[known]).tolist() == torch.bincount(torch.cat(found.owners or ())).tolist()
+
+
+def test_heart_rate_is_a_regression() -> None:
+    rate = load("heart-rate")
+    columns, _, _ = heart_file()
+    known = columns["thalach"][~np.isnan(columns["thalach"])]
+    assert sorted(torch.cat([rate.y_train, rate.y_test])[:, 0].tolist()) == sorted(known.tolist())
+    assert rate.task is not None
+    assert rate.task.name == "regression"
+    assert rate.task.options["mean"] == pytest.approx([float(rate.y_train.mean())])
+    assert "thalach" not in [column.name for column in rate.transform.columns]
+    assert rate.client_names == ("cleveland", "hungarian", "switzerland", "long-beach")
+
+
+def test_presidents_never_overlap() -> None:
+    text = load("presidents")
+    assert text.owners is not None
+    assert text.task is not None
+    assert (len(text.client_names), text.classes[0], text.task.classes) == (43, " ", len(text.classes))
+    assert text.x_train.shape == text.y_train.shape == (43 * 199, 80)
+    assert text.x_test.shape == (43 * 49, 80)
+    assert text.client_names[0] == "George Washington"
+    assert "".join(text.classes[i] for i in text.x_train[0, :15].tolist()) == "Fellow-Citizens"
+    assert torch.equal(text.x_train[:, 1:], text.y_train[:, :-1])
+    for x, y, owner in (
+        (text.x_train, text.y_train, text.owners[0]),
+        (text.x_test, text.y_test, text.owners[1]),
+    ):
+        follows = owner[1:] == owner[:-1]
+        assert torch.equal(y[:-1, -1][follows], x[1:, 0][follows])  # windows are consecutive
+    train = {tuple(row) for row in text.x_train.tolist()}
+    assert not train & {tuple(row) for row in text.x_test.tolist()}
+    assert (SHIPPED / "presidents.xz").stat().st_size <= 300_000
+
+
+def test_a_damaged_file_of_presidents(tmp_path: Path) -> None:
+    content = (SHIPPED / "presidents.xz").read_bytes()
+    for damaged in (content[:-9], b"", lzma.compress(b"{}"), lzma.compress(b'{"vocabulary": "ab", "presidents": 3}')):
+        (tmp_path / "presidents.xz").write_bytes(damaged)
+        with pytest.raises(CoterieError, match=r"presidents\.xz: damaged; install Coterie again"):
+            read_presidents(tmp_path, {})
+
+
+@pytest.mark.parametrize("name", ["heart-grades", "heart-findings", "heart-rate", "presidents"])
+def test_other_tasks_are_federated_by_their_clients(name: str) -> None:
+    source = load(name)
+    data = federate(source, divide(source, "natural"))
+    assert data.task.name == (source.task.name if source.task else "classification")
+    assert bool(data.classes) == data.task.one_class
+    assert data.client_names == source.client_names
+    assert data.class_names == source.classes
+    if not data.task.one_class:
+        shared = federate(source, divide(source, "iid", num_clients=3))
+        assert (shared.num_clients, shared.client_names) == (3, ())
+        with pytest.raises(CoterieError, match=f"'dirichlet' divides classes, but {name} is for {data.task.name}"):
+            divide(source, "dirichlet")
 
 
 def test_heart_disease_in_clinical_units_gives_the_standardised_inputs_of_its_recipe() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from coterie.api.protocols import preset
 from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError, unknown
-from coterie.data import PARTITIONS, Dataset, Partition, divide, filled, load, normalised, transform
+from coterie.data import PARTITIONS, TRANSFORMS, Dataset, Partition, divide, filled, load, normalised, transform
 from coterie.data import federate as gather
 from coterie.data.settings import at_least
 from coterie.data.user import Reading, is_path, read_own
@@ -116,7 +116,9 @@ def find_data(wanted: DataSettings) -> Dataset:
         if getattr(wanted, own.name) != own.default and own.name != "channel_axis":
             raise CoterieError(f"--{own.name.replace('_', '-')} is for your own data, not for {wanted.dataset}")
     source = load(wanted.dataset, wanted.data_dir)
-    return source if source.transform.columns else replace(source, transform=transform(source.name, wanted.protocol))
+    if source.transform.columns or source.name not in TRANSFORMS["pac"]:
+        return source
+    return replace(source, transform=transform(source.name, wanted.protocol))
 
 
 def rule_settings(wanted: DataSettings, rule: str, usual: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Datasets, partitions and scenarios; `data/user/` reads users' files."""
 
-from coterie.data.datasets import DATASETS, Dataset, at_hand, load
+from coterie.data.dataset import Dataset
+from coterie.data.datasets import DATASETS, at_hand, load
 from coterie.data.describe import describe_input, some
 from coterie.data.gather import divide, federate
 from coterie.data.partition import Labels, Partition

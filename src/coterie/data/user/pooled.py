@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from coterie.core.data import Column, Transform
 from coterie.core.errors import CoterieError
-from coterie.data.datasets import Dataset
+from coterie.data.dataset import Dataset
 from coterie.data.user.coding import check_coding
 from coterie.data.user.gaps import check_values
 from coterie.data.user.inputs import as_input

@@ -7,7 +7,8 @@ import shlex
 from pathlib import Path
 
 from coterie.core.errors import CoterieError
-from coterie.data.datasets import Dataset, is_known
+from coterie.data.dataset import Dataset
+from coterie.data.datasets import is_known
 from coterie.data.user.arrays import is_pfllib, read_npz, read_pfllib
 from coterie.data.user.hugging_face import is_hugging_face, read_hugging_face
 from coterie.data.user.images import read_image_tree
