@@ -259,6 +259,9 @@ def test_hugging_face_images(tmp_path: Path) -> None:
                 x, y = split.client(client)
                 np.testing.assert_array_equal(x.numpy(), pixels[own].transpose(0, 3, 1, 2))
                 assert y.tolist() == [i % 2 for i in own]
+    assert coterie.load_clients(str(tmp_path / "image"), resize=4).shape == (3, 4, 4)
+    with pytest.raises(CoterieError, match="--resize is for images, not for lists of numbers"):
+        coterie.load_clients(str(tmp_path / "array"), resize=4)
 
 
 def write_pfllib(folder: Path, num_classes: int = 4, **other: Any) -> dict[str, dict[str, np.ndarray[Any, Any]]]:

@@ -113,9 +113,9 @@ def find_data(wanted: DataSettings) -> Dataset:
     if is_path(wanted.dataset):
         return read_own(wanted.dataset, wanted)
     for own in fields(Reading):
-        if getattr(wanted, own.name) != own.default and own.name != "channel_axis":
+        if getattr(wanted, own.name) != own.default and own.name not in ("channel_axis", "resize"):
             raise CoterieError(f"--{own.name.replace('_', '-')} is for your own data, not for {wanted.dataset}")
-    source = load(wanted.dataset, wanted.data_dir)
+    source = load(wanted.dataset, wanted.data_dir, wanted.resize)
     if source.transform.columns or source.name not in TRANSFORMS["pac"]:
         return source
     return replace(source, transform=transform(source.name, wanted.protocol))

@@ -46,7 +46,9 @@ def add_commands(command: MakeCommand, argv: list[str]) -> None:
     )
     predict.add_argument("--top", type=int, default=3, help="classes to show; default: 3")
     for made in (predict, evaluate, adapt):
-        made.add_argument("--resize", action="store_true", help="resize images to the size that the model takes")
+        made.add_argument(
+            "--resize", action="store_true", help="resize and crop images to the size that the model takes"
+        )
         made.add_argument("--label-column", metavar="NAME", help="tables: the column with the label")
         made.add_argument("--drop-column", metavar="NAMES", help="tables: columns to ignore, separated by commas")
     adapt.add_argument(

@@ -9,25 +9,33 @@ from pathlib import Path
 from typing import NamedTuple
 
 from coterie.core.errors import CoterieError, unknown
-from coterie.data import heart, presidents
+from coterie.data import domains, heart, presidents
 from coterie.data import image_datasets as images
-from coterie.data.dataset import Dataset, Files
+from coterie.data.dataset import Dataset
+from coterie.data.domains import read_digit5, read_domains
+from coterie.data.leaf import read_femnist, read_shakespeare
 from coterie.data.schools import PUPILS, SCHOOLS, read_schools
+from coterie.data.sensors import read_har, read_pamap2
+from coterie.data.settings import at_least
 
 SHIPPED = Path(__file__).parent / "shipped"
 DEBIAN_FASHION = Path("/usr/share/datasets/fashion-mnist")
 INCLUDED = "Coterie: included"
+LEAF = "LEAF (leaf.cmu.edu), after its preprocess.sh with -t sample"
+UCI_HAR = "UCI (archive.ics.uci.edu/dataset/240)"
+HAR = (("UCI HAR Dataset", "uci-har"), ("train", "test", "activity_labels.txt"))
 KRIZHEVSKY = "Alex Krizhevsky (cs.toronto.edu/~kriz/cifar.html, 'python version')"
 
 
 class Source(NamedTuple):
     """A dataset that `load` reads, and where its files are."""
 
-    read: Callable[[Files], Dataset]
+    read: Callable[..., Dataset]  # takes the files, and the size of images if there is a choice
     description: str
     origin: str  # who publishes the files
     folders: tuple[str, ...] = ()  # subfolders to search
     files: tuple[str, ...] = ()  # files or folders that are needed, gzipped or not; empty: included
+    side: int | None = None  # pixels to which images are resized, unless --resize says otherwise; None: no choice
 
 
 DATASETS: dict[str, Source] = {
@@ -106,6 +114,80 @@ DATASETS: dict[str, Source] = {
         ("CINIC-10", "cinic-10", "cinic10"),
         ("train", "test"),
     ),
+    "femnist": Source(
+        read_femnist,
+        "LEAF's FEMNIST: 805,263 grayscale images of 3,550 writers, 62 digits and letters",
+        LEAF,
+        ("femnist/data", "femnist"),
+        ("train", "test"),
+    ),
+    "shakespeare": Source(
+        read_shakespeare,
+        "LEAF's Shakespeare: 80 characters of 1,129 roles, and the one that follows",
+        LEAF,
+        ("shakespeare/data", "shakespeare"),
+        ("train", "test"),
+    ),
+    "uci-har": Source(
+        partial(read_har, False), "10,299 windows of 30 subjects, 9 signals x 128 steps, 6 activities", UCI_HAR, *HAR
+    ),
+    "uci-har-features": Source(partial(read_har, True), "the same windows, 561 features each", UCI_HAR, *HAR),
+    "pamap2": Source(
+        read_pamap2,
+        "windows of 9 subjects, 27 signals x 128 steps, 12 activities",
+        "UCI (archive.ics.uci.edu/dataset/231)",
+        ("PAMAP2_Dataset", "pamap2"),
+        ("Protocol",),
+    ),
+    "digit5": Source(
+        read_digit5,
+        "digits of five origins: MNIST, MNIST-M, SVHN, synthetic, USPS",
+        "Xingchao Peng (ai.bu.edu/M3SDA)",
+        ("Digit-Five", "digit5"),
+        tuple(
+            f"{n}.mat"
+            for n in (
+                "mnist_data",
+                "mnistm_with_label",
+                "svhn_train_32x32",
+                "svhn_test_32x32",
+                "syn_number",
+                "usps_28x28",
+            )
+        ),
+    ),
+    "pacs": Source(
+        partial(read_domains, "pacs", domains.PACS),
+        "9,991 images: photos, art, cartoons, sketches; 7 classes",
+        "Da Li (dali-dl.github.io/project_iccv2017.html)",
+        ("PACS", "pacs", "PACS/kfold", "kfold"),
+        domains.PACS,
+        64,
+    ),
+    "office31": Source(
+        partial(read_domains, "office31", domains.OFFICE_31),
+        "4,110 images: Amazon, DSLR camera, webcam; 31 classes",
+        "Kate Saenko (ai.bu.edu/adaptation.html)",
+        ("office31", "Office31", "Office-31"),
+        domains.OFFICE_31,
+        64,
+    ),
+    "office-caltech": Source(
+        partial(read_domains, "office-caltech", domains.OFFICE_CALTECH),
+        "2,533 images: the ten classes of Office-31 that are in Caltech-256, and those",
+        "Boqing Gong (github.com/jindongwang/transferlearning)",
+        ("office-caltech", "office_caltech_10", "Office-Caltech"),
+        domains.OFFICE_CALTECH,
+        64,
+    ),
+    "domainnet": Source(
+        partial(read_domains, "domainnet", domains.DOMAINNET),
+        "586,575 images of six domains, 345 classes",
+        "Xingchao Peng (ai.bu.edu/M3SDA, 'cleaned version')",
+        ("DomainNet", "domainnet"),
+        (*domains.DOMAINNET, *(f"{d}_{split}.txt" for d in domains.DOMAINNET for split in ("train", "test"))),
+        64,
+    ),
 }
 
 
@@ -135,10 +217,20 @@ def is_known(name: str) -> bool:
     return plain(name) in ALIASES
 
 
-def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset:
-    """Load a dataset by name from `data_dir` (default: $COTERIE_DATA, else ~/.cache/coterie)."""
+def load(name: str, data_dir: str | os.PathLike[str] | None = None, resize: int | None = None) -> Dataset:
+    """Load a dataset by name from `data_dir` (default: $COTERIE_DATA, else ~/.cache/coterie).
+
+    resize: pixels of a side, for datasets of images that have different sizes.
+    """
     known = known_as(name)
-    return DATASETS[known].read(find(known, roots(data_dir)))
+    source = DATASETS[known]
+    if source.side is None:
+        if resize is not None:
+            able = ", ".join(each for each, other in DATASETS.items() if other.side is not None)
+            raise CoterieError(f"{known} has samples of one shape; resize is for {able}, and for your own images")
+        return source.read(find(known, roots(data_dir)))
+    at_least(1, resize=source.side if resize is None else resize)
+    return source.read(find(known, roots(data_dir)), source.side if resize is None else resize)
 
 
 def at_hand(name: str, data_dir: str | os.PathLike[str] | None = None) -> bool:

@@ -17,20 +17,19 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from coterie.core.data import Column, Transform
 from coterie.core.errors import CoterieError
-from coterie.core.preprocess import Preprocess
 from coterie.core.task import Classification, Task
 from coterie.core.tasks import MultiLabel, Regression
 from coterie.data.dataset import Dataset, Files, natural_dataset
+from coterie.data.held_out import every_fourth
+from coterie.data.statistics import standardised
 
 CATEGORIES = {"sex", "cp", "fbs", "restecg", "exang", "slope", "thal"}
 UNORDERED = {"cp": (1, 2, 3, 4), "restecg": (0, 1, 2), "thal": (3, 6, 7)}
@@ -114,14 +113,6 @@ def findings(columns: Mapping[str, Floats], grade: NDArray[np.int64]) -> Floats:
     return np.stack([(grade > 0).astype(np.float32), *found], axis=1).astype(np.float32)
 
 
-def every_fourth(stratum: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """(N,) True for every fourth member of each stratum."""
-    chosen = np.zeros(len(stratum), bool)
-    for value in np.unique(stratum):
-        chosen[np.flatnonzero(stratum == value)[3::4]] = True
-    return chosen
-
-
 def known_values(name: str, values: Floats) -> Floats:
     """(N,) NaN where a value is missing or impossible."""
     return np.where((values == 0) & (name in NEVER_ZERO), np.float32(np.nan), values)
@@ -145,11 +136,6 @@ def fitted(names: list[str], train: Floats) -> Transform:
         categories = tuple(map(str, UNORDERED.get(name, ())))
         columns.append(Column(name, categories, fill, indicator=bool(np.isnan(values).mean() > 0.1)))
     return Transform(columns=tuple(columns))
-
-
-def standardised(transform: Transform, train: Floats) -> Transform:
-    inputs = Preprocess(transform)(torch.from_numpy(train)).numpy()
-    return replace(transform, mean=tuple(inputs.mean(axis=0).tolist()), std=tuple(inputs.std(axis=0).tolist()))
 
 
 def mode(values: Floats) -> float:

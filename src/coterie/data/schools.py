@@ -1,8 +1,9 @@
 """Mathematics achievement of pupils: regression, each school one client.
 
 High School and Beyond, 1982: 7,185 pupils of 160 schools, in the two tables of R's package nlme, `MathAchieve` (pupils)
-and `MathAchSchool` (schools), as CSV files of the Rdatasets collection. Inputs: sex, minority and socioeconomic status of
-the pupil; size, sector, academic track, discipline, minority enrollment and mean socioeconomic status of the school. In each school every fourth pupil, in file order, is for testing.
+and `MathAchSchool` (schools), as CSV files of the Rdatasets collection. Inputs: sex, minority and socioeconomic status
+of the pupil; size, sector, academic track, discipline, minority enrollment and mean socioeconomic status of the school.
+In each school every fourth pupil, in file order, is for testing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from coterie.core.data import Column, Transform
 from coterie.core.errors import CoterieError
 from coterie.core.tasks import Regression
 from coterie.data.dataset import Dataset, Files, natural_dataset
-from coterie.data.heart import every_fourth, standardised
+from coterie.data.held_out import every_fourth
+from coterie.data.statistics import standardised
 
 PUPILS, SCHOOLS = "MathAchieve.csv", "MathAchSchool.csv"
 Cell = Callable[[str], float]

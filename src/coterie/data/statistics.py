@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.core.data import Column, FederatedData, Split, Transform, is_pixels
@@ -119,3 +120,9 @@ def check_categories(column: Column, known: Tensor, test: Tensor) -> None:
             f"column '{column.name}': no training sample has the category '{column.categories[code]}', but a test "
             "sample has; merge rare categories, or leave the column out with --drop-column"
         )
+
+
+def standardised(transform: Transform, train: NDArray[np.float32]) -> Transform:
+    """A transform of columns that also standardizes their inputs. train: (n, F) raw training samples."""
+    inputs = Preprocess(transform)(torch.from_numpy(train)).numpy()
+    return replace(transform, mean=tuple(inputs.mean(axis=0).tolist()), std=tuple(inputs.std(axis=0).tolist()))

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from coterie.core.data import Column, is_pixels
 from coterie.core.errors import CoterieError
+from coterie.data.pixels import fitted
 from coterie.data.user import read_table_by
 from coterie.data.user.arrays import load_npz
 from coterie.data.user.reading import LABELS, Notes
@@ -240,7 +241,7 @@ def read_image(run: Run, path: Path, resize: bool) -> Tensor:
                 f"{path}: {picture.width} x {picture.height} pixels; the models of this run take "
                 f"{width} x {height}. --resize changes the size"
             )
-        picture = picture.resize((width, height), Image.Resampling.BILINEAR)
+        picture = fitted(picture, height, width)
     pixels = np.array(picture, np.uint8).reshape(height, width, channels)
     return torch.from_numpy(np.moveaxis(pixels, 2, 0).copy())
 

@@ -20,6 +20,7 @@ from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
 from coterie.data import DATASETS, Dataset, load
 from coterie.data import federate as gather
+from coterie.data.datasets import is_known, known_as
 from coterie.data.user import is_path
 from coterie.data.user.tables import KINDS
 from coterie.execution.scoring import slices
@@ -162,7 +163,8 @@ def own_data(run: Run, data_dir: str | None = None) -> FederatedData:
 def dataset_of(run: Run, data_dir: str | None) -> Dataset:
     """The run's dataset by name, or the user's data as the run's command located them."""
     if run.section("data")["name"] in DATASETS:
-        return load(run.section("data")["name"], data_dir)
+        name = run.section("data")["name"]
+        return load(name, data_dir, run.shape[-1] if DATASETS[name].side else None)
     command = run.config.get("command")
     if not isinstance(command, dict) or not all(isinstance(command.get(name), str) for name in ("dataset", "cwd")):
         raise no_data(run)
@@ -177,7 +179,8 @@ def no_data(run: Run) -> CoterieError:
 
 def test_split(run: Run, name: str, data_dir: str | None) -> tuple[Tensor, Tensor]:
     """The test split of a dataset whose samples have the run's shape."""
-    found = load(name, data_dir)
+    side = run.shape[-1] if is_known(name) and DATASETS[known_as(name)].side else None
+    found = load(name, data_dir, side)
     shape = tuple(found.x_test.shape[1:])
     if shape != run.shape:
         raise CoterieError(

@@ -63,7 +63,9 @@ def read_hugging_face(folder: Path, reading: Reading, notes: Notes) -> Found:
         names, classes = own.features, class_names(features, str(own.label)) or classes
         whole = sample_column(table, names, place)
         frame = frame_of(table, own._replace(features=() if whole else names), notes, str(place))
-        read.append((with_samples(frame, table.column(names[0]), place, notes) if whole else frame, split))
+        read.append(
+            (with_samples(frame, table.column(names[0]), place, notes, reading.resize) if whole else frame, split)
+        )
     columns = () if whole else unified([frame for frame, _ in read], names, notes)
     parts = [part for frame, split in read for part in divided(frame, split)]
     return Found("a Hugging Face dataset", parts, classes, columns)
@@ -80,9 +82,9 @@ def sample_column(table: Any, names: tuple[str, ...], folder: Path) -> bool:
     return bool(nested)
 
 
-def with_samples(frame: Frame, column: Any, folder: Path, notes: Notes) -> Frame:
+def with_samples(frame: Frame, column: Any, folder: Path, notes: Notes, side: int | None) -> Frame:
     """The rows whose sample could be read."""
-    kept, x = samples(column, str(folder), notes)
+    kept, x = samples(column, str(folder), notes, side)
     y, owners, group = (None if values is None else values[kept] for values in (frame.y, frame.owners, frame.group))
     return Frame(x, {}, y, owners, group, lambda i: f"{folder}, row {kept[i]}")
 
@@ -102,16 +104,18 @@ def is_nested(kind: Any) -> bool:
     )
 
 
-def samples(column: Any, where: str, notes: Notes) -> tuple[Array, Array]:
-    """The rows that could be read, and their samples (n, ...)."""
+def samples(column: Any, where: str, notes: Notes, side: int | None) -> tuple[Array, Array]:
+    """The rows that could be read, and their samples (n, ...). side: pixels to which images are resized."""
     import pyarrow.types as types
 
     kind = getattr(column.type, "storage_type", column.type)
     if not types.is_struct(kind):
+        if side is not None:
+            raise CoterieError(f"{where}: --resize is for images, not for lists of numbers")
         return lists(column, where, notes)
     kept: list[int] = []
     made: list[Array] = []
-    with pillow() as decode:
+    with pillow(side) as decode:
         for i, value in enumerate(column):
             content = (value.as_py() or {}).get("bytes")
             if not content:

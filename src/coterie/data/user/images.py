@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from coterie.core.errors import CoterieError
+from coterie.data.pixels import MOST_PIXELS, fitted
 from coterie.data.user.reading import (
     OTHER_SHAPE,
     UNREADABLE,
@@ -26,7 +27,6 @@ from coterie.data.user.reading import (
 )
 
 ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"}
-MOST_PIXELS = 2**26  # per image
 
 
 class Pile(NamedTuple):
@@ -48,7 +48,7 @@ def read_image_tree(folder: Path, reading: Reading, notes: Notes) -> Found:
             "train/CLASS/*.png and test/CLASS/*.png"
         )
     parts: dict[tuple[str, str | None], list[tuple[Array, str, Path]]] = {}
-    with pillow() as decode:
+    with pillow(reading.resize) as decode:
         first: Array | None = None
         for client, split, label, files in folders:
             own = parts.setdefault((client, split), [])
@@ -92,7 +92,7 @@ def same(image: Array, first: Array | None, where: str, notes: Notes) -> bool:
     if first is None or (image.shape, image.dtype) == (first.shape, first.dtype):
         return True
     own, expected = (shaped(each.shape, each.dtype) for each in (image, first))
-    notes.wrong(OTHER_SHAPE, f"{where}: {own}, the first image has {expected}")
+    notes.wrong(OTHER_SHAPE, f"{where}: {own}, the first image has {expected}; --resize makes images one size")
     return False
 
 
@@ -100,8 +100,11 @@ Decode = Callable[[Any], Array]
 
 
 @contextmanager
-def pillow() -> Iterator[Decode]:
-    """Yield a decoder of image files to arrays (C, H, W): uint8, or float32 in 0..1 for 16-bit images."""
+def pillow(side: int | None = None) -> Iterator[Decode]:
+    """Yield a decoder of image files to arrays (C, H, W): uint8, or float32 in 0..1 for 16-bit images.
+
+    side: pixels to which images are resized and cropped; None: they keep their size.
+    """
     try:
         from PIL import Image
     except ImportError:
@@ -111,11 +114,13 @@ def pillow() -> Iterator[Decode]:
         with Image.open(source) as image:
             if image.width * image.height > MOST_PIXELS:
                 raise ValueError(f"{image.width} x {image.height} pixels exceed the limit")
-            if image.mode.startswith("I;16"):
-                return (np.asarray(image, np.float32) / 65535)[None]
-            grey = image.mode in ("1", "L", "LA", "I", "F")
-            pixels = np.asarray(image.convert("L" if grey else "RGB"))
-        return pixels[None] if grey else pixels.transpose(2, 0, 1)
+            deep, grey = image.mode.startswith("I;16"), image.mode in ("1", "L", "LA", "I", "F")
+            if deep:
+                plain = Image.fromarray(np.asarray(image, np.float32) / 65535)
+            else:
+                plain = image.convert("L" if grey else "RGB")
+        pixels = np.asarray(plain if side is None else fitted(plain, side, side))
+        return pixels[None] if grey or deep else pixels.transpose(2, 0, 1)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Pillow, about metadata and large images

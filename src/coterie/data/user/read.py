@@ -58,6 +58,8 @@ def pooled_at(path: Path, reading: Reading, notes: Notes) -> Pooled:
 
 
 def find(path: Path, reading: Reading, notes: Notes) -> Found:
+    if reading.resize is not None and (path.is_file() or is_pfllib(path) or table_files(path)):
+        raise CoterieError(f"{path}: --resize is for image files, not for tables and arrays")
     if path.is_file():
         if path.suffix.lower() == ".npz":
             return read_npz(path, reading, notes)

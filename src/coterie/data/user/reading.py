@@ -59,6 +59,12 @@ class Reading:
         default=None,
         metadata={"help": "channel axis of one sample for --normalise auto: 0 for (C, T), 1 for (T, F)"},
     )
+    resize: int | None = field(
+        default=None,
+        metadata={
+            "help": "pixels of a side of the images: the shorter side is resized to it, then the center is cropped"
+        },
+    )
     test_share: float = field(default=0.25, metadata={"help": "share to test with, if your data have no test split"})
     split_seed: int = field(default=0, metadata={"help": "seed of this split of your samples"})
 
@@ -70,6 +76,8 @@ class Reading:
             raise CoterieError(f"test_share must be above 0 and less than 1, got {self.test_share}")
         if self.split_seed < 0:
             raise CoterieError(f"split_seed must be at least 0, got {self.split_seed}")
+        if self.resize is not None and self.resize < 1:
+            raise CoterieError(f"resize must be at least 1, got {self.resize}")
         if self.input not in INPUTS:
             raise unknown("input", self.input, INPUTS)
         if self.missing not in FILLS:
