@@ -10,13 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from coterie.cli.downloads import add_download_actions
 from coterie.cli.flags import MakeCommand, add_flags, asked_for, given
 
 
 def add_commands(command: MakeCommand, argv: list[str]) -> None:
     methods = command("methods", do_methods, "list the methods")
     methods.add_argument("--markdown", action="store_true", help="print docs/methods.md")
-    data = command("data", do_data, "list datasets and partition rules, check your own data, export clients' data")
+    data = command(
+        "data", do_data, "list and get datasets, list partition rules, check your own data, export clients' data"
+    )
     data.add_argument("--data-dir", metavar="FOLDER", help="folder with datasets (or set COTERIE_DATA)")
     for listing in (methods, data):
         listing.add_argument("--json", action="store_true", help="print JSON")
@@ -45,7 +48,8 @@ def add_commands(command: MakeCommand, argv: list[str]) -> None:
 
 def add_data_actions(parser: argparse.ArgumentParser, argv: list[str]) -> None:
     about = "describe your own data, and report what is wrong with them"
-    actions = parser.add_subparsers(metavar="[check PATH | export FOLDER]")
+    actions = parser.add_subparsers(metavar="[get NAME | path [NAME] | check PATH | export FOLDER]")
+    add_download_actions(actions)
     check = actions.add_parser("check", help=about, description=about, argument_default=argparse.SUPPRESS)
     check.set_defaults(act=do_check)
     check.add_argument("path", metavar="PATH", help="file or folder; docs/data.md lists the forms")

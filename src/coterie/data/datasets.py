@@ -261,12 +261,18 @@ def find(name: str, roots: Sequence[Path]) -> dict[str, Path]:
     places = [root / folder for root in roots for folder in (*source.folders, "")]
     places += [DEBIAN_FASHION] if name == "fashion-mnist" else []
     for place in places:
-        pairs = [(file, path) for file in source.files for path in (place / f"{file}.gz", place / file)]
-        found = {file: path for file, path in pairs if os.path.exists(path)}
-        if len(found) == len(source.files):
+        if found := found_in(name, place):
             return found
     searched = ", ".join(map(str, places)) or "no folder (there is no home directory)"
     raise CoterieError(
-        f"{name} was not found. Needed: {', '.join(source.files)}. Searched: {searched}. Get it from {source.origin} "
-        "and set --data-dir or COTERIE_DATA to its folder"
+        f"{name} was not found. Needed: {', '.join(source.files)}. Searched: {searched}. Get it with "
+        f"`coterie data get {name}`, or from {source.origin} and set --data-dir or COTERIE_DATA to its folder"
     )
+
+
+def found_in(name: str, place: Path) -> dict[str, Path]:
+    """The dataset's files in a folder; empty unless all of them are there."""
+    needed = DATASETS[name].files
+    pairs = [(file, path) for file in needed for path in (place / f"{file}.gz", place / file)]
+    found = {file: path for file, path in pairs if os.path.exists(path)}
+    return found if len(found) == len(needed) else {}

