@@ -10,6 +10,7 @@ import torch
 
 from coterie.core.errors import CoterieError
 from coterie.core.preprocess import Preprocess
+from coterie.core.task import Task
 from coterie.data import load
 
 PUPILS = """"rownames","School","Minority","Sex","SES","MathAch","MEANSES"
@@ -46,7 +47,7 @@ def test_pupils_of_schools(tmp_path: Path) -> None:
     targets = np.array([5.876, 19.708, 20.349, 17.898, 4.583])
     np.testing.assert_allclose(schools.y_train[:, 0], targets, rtol=1e-6)
     assert schools.y_test.tolist() == [[pytest.approx(8.781)]]
-    assert schools.task is not None
+    assert isinstance(schools.task, Task)
     assert schools.task.options["mean"] == pytest.approx([targets.mean()])
     assert schools.task.options["std"] == pytest.approx([targets.std()])
     inputs = Preprocess(schools.transform)(schools.x_train)

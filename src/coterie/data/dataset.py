@@ -27,37 +27,37 @@ class Dataset:
 
     name: str
     x_train: Tensor  # (N, C, H, W) uint8, (N, F) float32, (N, T) int64, ...
-    y_train: Tensor  # (N, ...) labels of the task; (N,) int64 for classes
+    y_train: Tensor  # (N,) int64, or labels (N, ...) of another task
     x_test: Tensor
     y_test: Tensor
-    classes: tuple[str, ...]  # names of the classes, labels, targets or tokens
+    classes: tuple[str, ...]  # class names; of other tasks, names of targets, labels or tokens
     transform: Transform = field(default_factory=Transform)
     owners: tuple[Tensor, Tensor] | None = None  # (N,) int64: client of each train and test sample
     groups: tuple[Tensor, Tensor] | None = None  # (N,) int64: group of each train and test sample; never split
     client_names: tuple[str, ...] = ()  # names of the owners
     record: dict[str, Any] = field(default_factory=dict)  # added to the settings of every partition
-    task: Task | None = None  # default: classification
+    task: Task | type[Task] = Classification  # a class is fitted to the training labels
 
     def __post_init__(self) -> None:
-        task = self.task or Classification(len(self.classes))
         for split, x, y in (("train", self.x_train, self.y_train), ("test", self.x_test, self.y_test)):
             if len(x) != len(y):
                 raise CoterieError(f"{self.name}: {len(x)} {split} samples but {len(y)} {split} labels")
-            task.check_labels(y, f"{self.name}, {split} labels")
-
-    @property
-    def one_class(self) -> bool:
-        """Whether every sample has one class, which most partition rules divide by."""
-        return self.task is None or self.task.one_class
+            if isinstance(self.task, Task):
+                self.task.check_labels(y, f"{self.name}, {split} labels")
+            elif self.task.one_class and len(y) and not 0 <= int(y.min()) <= int(y.max()) < len(self.classes):
+                raise CoterieError(
+                    f"{self.name}: {split} labels from {int(y.min())} to {int(y.max())}, "
+                    f"but there are {len(self.classes)} classes"
+                )
 
     @property
     def labels(self) -> Labels:
-        """The input of a partition rule. For tasks without one class per sample, all samples have the same class."""
+        """The input of a partition rule."""
         owners = self.owners and (self.owners[0].numpy(), self.owners[1].numpy())
-        if self.one_class:
-            return Labels(self.name, self.y_train.numpy(), self.y_test.numpy(), self.classes, owners)
-        train, test = (np.zeros(len(y), np.int64) for y in (self.y_train, self.y_test))
-        return Labels(self.name, train, test, ("samples",), owners)
+        if not self.task.one_class:
+            none = [np.zeros(len(y), np.int64) for y in (self.y_train, self.y_test)]
+            return Labels(self.name, none[0], none[1], ("sample",), owners)
+        return Labels(self.name, self.y_train.numpy(), self.y_test.numpy(), self.classes, owners)
 
 
 def tensor(values: NDArray[Any]) -> Tensor:

@@ -15,24 +15,23 @@ from torch.nn.functional import affine_grid, grid_sample
 
 from coterie.core.data import FederatedData, Split
 from coterie.core.errors import CoterieError, unknown
-from coterie.core.task import Classification
+from coterie.core.task import Classification, Task
 from coterie.data.dataset import Dataset
 from coterie.data.partition import Indices, Partition
 from coterie.data.scenarios import PARTITIONS
 from coterie.data.settings import at_least
 
-ANY_TASK = ("natural", "iid")  # rules that do not divide by class
+CLASSLESS = ("natural", "iid")  # rules for tasks without classes
 
 
 def divide(dataset: Dataset, rule: str, **settings: Any) -> Partition:
     """Partition a dataset by a rule of PARTITIONS."""
     if rule not in PARTITIONS:
         raise unknown("partition", rule, PARTITIONS)
-    if not dataset.one_class and rule not in ANY_TASK:
-        assert dataset.task is not None
+    if not dataset.task.one_class and rule not in CLASSLESS:
         raise CoterieError(
-            f"partition '{rule}' divides classes, but {dataset.name} is for {dataset.task.name}; use "
-            f"{' or '.join(ANY_TASK)}"
+            f"partition '{rule}' divides samples by class, which {dataset.name} ({dataset.task.name}) does not have; "
+            f"choose {' or '.join(CLASSLESS)}"
         )
     known = [name for name in inspect.signature(PARTITIONS[rule]).parameters if name != "labels"]
     for name in settings:
@@ -79,7 +78,7 @@ def federate(dataset: Dataset, partition: Partition, validation: float = 0.0, se
         )
     return FederatedData(
         name=dataset.name,
-        classes=len(dataset.classes) if dataset.one_class else 0,
+        classes=len(dataset.classes) if dataset.task.one_class else 0,
         train=_gather(*at_train, train, partition, group),
         test=_gather(*at_test, partition.test, partition, group_test),
         validation=_gather(*at_train, held_out, partition, group) if validation else None,
@@ -87,7 +86,7 @@ def federate(dataset: Dataset, partition: Partition, validation: float = 0.0, se
         class_names=dataset.classes,
         client_names=dataset.client_names if partition.name == "natural" else (),
         partition=replace(partition, settings={**partition.settings, **dataset.record}),
-        task=dataset.task or Classification(len(dataset.classes)),
+        task=dataset.task if isinstance(dataset.task, Task) else Classification(len(dataset.classes)),
     )
 
 

@@ -88,7 +88,7 @@ def read_heart(folder: Path, goal: str, files: Files) -> Dataset:
     known = ~np.isnan(target.y).reshape(len(target.y), -1).any(1)
     x = np.stack([coded(name, values) for name, values in columns.items()], axis=1)[known]
     y, test = target.y[known], every_fourth(target.stratum[known])
-    task: Task = Classification(len(target.names))
+    task: Task | type[Task] = Classification
     if goal == "findings":
         y, task = y.astype(np.int64), MultiLabel(len(FINDINGS))
     elif goal == "rate":
