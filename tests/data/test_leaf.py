@@ -80,7 +80,7 @@ def test_damaged_json(tmp_path: Path) -> None:
         (json.dumps({**content, "user_data": {"a": {"x": [[9.5] * 784] * 2, "y": [0, 1]}}}), "784 numbers in 0..1"),
         (json.dumps({**content, "user_data": {"a": {"x": [[0.5] * 784, [1]], "y": [0, 1]}}}), "not lists of 784"),
         (json.dumps({**content, "user_data": {"a": {"x": [[0.5] * 784] * 2, "y": [0, 1.5]}}}), "whole numbers"),
-        (json.dumps({**content, "user_data": {"a": {"x": [[0.5] * 784] * 2, "y": [0, 62]}}}), "classes are 0 to 61"),
+        (json.dumps({**content, "user_data": {"a": {"x": [[0.5] * 784] * 2, "y": [0, 62]}}}), "there are 62 classes"),
     ):
         path.write_text(text, encoding="utf-8")
         with pytest.raises(CoterieError, match=says) as caught:
