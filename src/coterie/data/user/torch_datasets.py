@@ -29,6 +29,7 @@ from coterie.data.user.reading import (
     rows_in,
     whole_labels,
 )
+from coterie.data.user.records import Given, plain
 from coterie.data.user.tables import choose, own_groups, same_columns
 
 
@@ -41,6 +42,8 @@ def clients_from(
     classes: Sequence[str] | None = None,
     label_column: str | None = None,
     drop_column: str | None = None,
+    sample_column: str | None = None,
+    padding: int | None = None,
     name: str = "own",
     input: str = "auto",
     missing: str = "refuse",
@@ -51,13 +54,17 @@ def clients_from(
     channel_axis: int | None = None,
     transform: Transform | None = None,
 ) -> FederatedData:
-    """Build a federation from torch Datasets of (sample, label), pandas DataFrames or dictionaries of columns.
+    """Build a federation from Datasets of (sample, label), pairs of arrays, DataFrames or dictionaries of columns.
 
     train: a list with one per client, or a dictionary by client name; or a single one for all clients, with `client`
     as the client of each sample (for a table: the name of a column).
     test: in the same form; default: a share of each client's samples, stratified by class.
     group: samples with the same value (patient, recording) stay on one side of every split: one value per sample, in
     the form of `train`; for tables the name of a column.
+    sample_column: for Datasets whose samples are dictionaries, such as `datasets.Dataset`: the column of the samples;
+    label_column, client and group name others. Default: the only other column; if all hold numbers and text, a table.
+    padding: token id that fills sequences of different lengths up to the longest; labels per token are filled with -1,
+    which has no loss.
     input: type of the samples: "image", "series", "values", "tokens" or "auto", as --input on the command line.
     missing: "refuse" or "median", for tables. normalise: "auto" for mean and standard deviation of the training samples
     per channel; channel_axis: the channel axis of one sample, 0 for (C, T), 1 for (T, F).
@@ -67,6 +74,8 @@ def clients_from(
     >>> clients_from(wards).client_names
     ('north', 'south')
     """
+    given = Given(train, test, client, group, label_column, drop_column, classes)
+    train, test, client, group, label_column, drop_column, classes = plain(given, sample_column, padding)
     tables = is_table_like(train)
     reading = Reading(
         label_column=label_column,

@@ -1,0 +1,171 @@
+"""Samples in memory by the names of their columns, as pairs of arrays, and as sequences of different lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from coterie.core.errors import CoterieError
+from coterie.core.task import IGNORED
+from coterie.data.user.reading import CLIENTS, LABELS, find_column
+
+SCALARS = (str, bytes, bool, int, float, np.generic, type(None))
+
+
+class Pairs:
+    """Samples and labels as a map-style Dataset."""
+
+    def __init__(self, x: Any, y: Any) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> tuple[Any, Any]:
+        return self.x[i], self.y[i]
+
+
+class Given(NamedTuple):
+    """What a user passes to `clients_from`: a Dataset or a list or dictionary of them, and what belongs to them."""
+
+    train: Any
+    test: Any
+    client: Any
+    group: Any
+    label_column: str | None
+    drop_column: str | None
+    classes: Any = None  # names
+
+
+def plain(given: Given, sample_column: str | None, padding: int | None) -> Given:
+    """The same samples as Datasets of (sample, label) or as tables; of one length if a padding id is given."""
+    if isinstance(given.train, tuple) and isinstance(pair_of_arrays(given.train), tuple):
+        given = given._replace(train=list(given.train))
+    given = given._replace(train=each(pair_of_arrays, given.train), test=each(pair_of_arrays, given.test))
+    if is_records(first(given.train)):
+        given = without_names(given, sample_column)
+    elif sample_column is not None:
+        raise CoterieError("`sample_column` is for Datasets whose samples are dictionaries")
+    return given if padding is None else padded(given, padding)
+
+
+def each(change: Callable[[Any], Any], given: Any) -> Any:
+    """Change one Dataset, or each of a list or dictionary of them."""
+    if isinstance(given, Mapping):
+        return {key: change(one) for key, one in given.items()}
+    return [change(one) for one in given] if isinstance(given, list) else change(given)
+
+
+def every(given: Any) -> list[Any]:
+    if given is None:
+        return []
+    return list(given.values()) if isinstance(given, Mapping) else given if isinstance(given, list) else [given]
+
+
+def first(given: Any) -> Any:
+    return next(iter(every(given)), None)
+
+
+def pair_of_arrays(given: Any) -> Any:
+    """(x, y), two arrays of the same length, as a Dataset; anything else as it is."""
+    if not (
+        isinstance(given, tuple) and len(given) == 2 and all(isinstance(a, np.ndarray | torch.Tensor) for a in given)
+    ):
+        return given
+    x, y = given
+    if not (x.ndim and y.ndim and len(x) == len(y)):
+        raise CoterieError(f"a pair of arrays of shapes {tuple(x.shape)} and {tuple(y.shape)} does not match")
+    return Pairs(x, y)
+
+
+def is_records(given: Any) -> bool:
+    """Whether the samples of a Dataset are dictionaries, as those of `datasets.Dataset` are."""
+    if isinstance(given, Mapping | list | tuple | str | type(None)) or not hasattr(given, "__getitem__"):
+        return False
+    return (
+        hasattr(given, "__len__")
+        and not hasattr(given, "to_numpy")
+        and len(given) > 0
+        and isinstance(given[0], Mapping)
+    )
+
+
+def without_names(given: Given, sample_column: str | None) -> Given:
+    """Datasets of (sample, label) from Datasets of dictionaries; or tables, if all columns are numbers and text."""
+    train, test = each(columns_of, given.train), None if given.test is None else each(columns_of, given.test)
+    one = not isinstance(given.train, Mapping | list)
+    columns: dict[str, list[Any]] = train if one else first(train)
+    nested = [name for name, values in columns.items() if not isinstance(values[0], SCALARS)]
+    if not nested and sample_column is None:
+        return given._replace(train=train, test=test)
+    names = list(columns)
+    label = find_column(names, given.label_column, LABELS, "label", "the dataset")
+    client, group = given.client, given.group
+    if not one and isinstance(client, str):
+        raise CoterieError("`client` names a column of one Dataset for all clients, not of a Dataset per client")
+    if one and client is None:
+        client = find_column(names, None, CLIENTS, "client", "the dataset")
+    roles = {label, *(role for role in (client, group) if isinstance(role, str))}
+    dropped = {name.strip() for name in (given.drop_column or "").split(",")}
+    rest = [name for name in names if name not in roles | dropped]
+    if sample_column is None and len(rest) != 1:
+        raise CoterieError(f"which column is the sample? Name it with `sample_column`; columns: {', '.join(rest)}")
+    sample = rest[0] if sample_column is None else find_column(names, sample_column, (), "sample", "the dataset")
+
+    def values(role: Any) -> Any:
+        """One value per sample, if a column is named."""
+        if not isinstance(role, str):
+            return role
+        find_column(names, role, (), "client or group", "the dataset")
+        return train[role] if one else each(lambda table: table.get(role, []), train)
+
+    def pairs(table: Any) -> Any:
+        return Pairs(table.get(sample, []), table.get(label, []))
+
+    made = pairs(train) if one else each(pairs, train)
+    held = None if test is None else pairs(test) if one else each(pairs, test)
+    known = getattr((getattr(first(given.train), "features", None) or {}).get(label), "names", None)  # a ClassLabel's
+    return Given(made, held, values(client), values(group), None, None, given.classes or known)
+
+
+def columns_of(given: Any) -> dict[str, list[Any]]:
+    """Column -> values of all samples."""
+    rows = [given[i] for i in range(len(given))]
+    names = list(rows[0]) if rows else []
+    for i, row in enumerate(rows):
+        if not isinstance(row, Mapping) or list(row) != names:
+            raise CoterieError(f"sample {i} does not have the columns of the first one: {', '.join(map(str, names))}")
+    return {str(name): [row[name] for row in rows] for name in names}
+
+
+def padded(given: Given, padding: int) -> Given:
+    """Sequences of token ids, padded at the end to the longest of all clients; labels of tokens get -1, without a loss."""
+    lists = [[one[i] for i in range(len(one))] for part in (given.train, given.test) for one in every(part)]
+    pairs = [pair for rows in lists for pair in rows]
+    if any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
+        raise CoterieError("`padding` is for Datasets of (sample, label), whose samples are sequences of token ids")
+    longest = max((len(tokens(x)) for x, _ in pairs), default=0)
+    per_token = all(np.ndim(y) == 1 and len(y) == len(x) for x, y in pairs)
+
+    def pad(one: Any) -> Pairs:
+        rows = [one[i] for i in range(len(one))]
+        x = [filled_up(tokens(sample), longest, padding) for sample, _ in rows]
+        y = [filled_up(tokens(label), longest, IGNORED) if per_token else label for _, label in rows]
+        return Pairs(np.stack(x) if x else np.empty((0, longest), np.int64), y)
+
+    test = None if given.test is None else each(pad, given.test)
+    return given._replace(train=each(pad, given.train), test=test)
+
+
+def tokens(sample: Any) -> np.ndarray[Any, Any]:
+    made = np.asarray(sample)
+    if made.ndim != 1 or made.dtype.kind not in "iu":
+        raise CoterieError(f"`padding` is for sequences of token ids, got {made.dtype} of shape {made.shape}")
+    return made
+
+
+def filled_up(values: np.ndarray[Any, Any], length: int, padding: int) -> np.ndarray[Any, Any]:
+    return np.concatenate([values, np.full(length - len(values), padding)]).astype(np.int64)
