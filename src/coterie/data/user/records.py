@@ -142,22 +142,29 @@ def columns_of(given: Any) -> dict[str, list[Any]]:
 
 
 def padded(given: Given, padding: int) -> Given:
-    """Sequences of token ids, padded at the end to the longest of all clients; labels of tokens get -1, without a loss."""
-    lists = [[one[i] for i in range(len(one))] for part in (given.train, given.test) for one in every(part)]
-    pairs = [pair for rows in lists for pair in rows]
-    if any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
-        raise CoterieError("`padding` is for Datasets of (sample, label), whose samples are sequences of token ids")
+    """Sequences of token ids, padded at the end to the longest of all clients; labels of tokens get -1: no loss."""
+    train, test = (None if part is None else each(rows_of, part) for part in (given.train, given.test))
+    pairs = [pair for rows in (*every(train), *every(test)) for pair in rows]
     longest = max((len(tokens(x)) for x, _ in pairs), default=0)
     per_token = all(np.ndim(y) == 1 and len(y) == len(x) for x, y in pairs)
 
-    def pad(one: Any) -> Pairs:
-        rows = [one[i] for i in range(len(one))]
+    def pad(rows: Rows) -> Pairs:
         x = [filled_up(tokens(sample), longest, padding) for sample, _ in rows]
         y = [filled_up(tokens(label), longest, IGNORED) if per_token else label for _, label in rows]
         return Pairs(np.stack(x) if x else np.empty((0, longest), np.int64), y)
 
-    test = None if given.test is None else each(pad, given.test)
-    return given._replace(train=each(pad, given.train), test=test)
+    return given._replace(train=each(pad, train), test=None if test is None else each(pad, test))
+
+
+Rows = tuple[tuple[Any, Any], ...]
+
+
+def rows_of(given: Any) -> Rows:
+    """The samples of a Dataset, each read once."""
+    rows = tuple(given[i] for i in range(len(given)))
+    if any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in rows):
+        raise CoterieError("`padding` is for Datasets of (sample, label), whose samples are sequences of token ids")
+    return rows
 
 
 def tokens(sample: Any) -> np.ndarray[Any, Any]:
