@@ -10,6 +10,9 @@ Formula = Callable[[int, int, int, int], int]
 NUMBERS: dict[str, tuple[Formula, Formula]] = {
     "local": (lambda b, h, k, d: 0, lambda b, h, k, d: 0),
     "fedavg": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),
+    "fedavgm": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),
+    "fedopt": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),
+    "fednova": (lambda b, h, k, d: b + h, lambda b, h, k, d: b + h),
     "fedprox": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),
     "scaffold": (lambda b, h, k, d: 2 * (b + h), lambda b, h, k, d: 2 * (b + h)),
     "feddyn": (lambda b, h, k, d: b + h, lambda b, h, k, d: b + h),

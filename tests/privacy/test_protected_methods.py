@@ -31,6 +31,7 @@ REFUSED = {
     "statistics": set(METHODS) - {"fedpac", "fedpac-proto"},
     "both": set(METHODS) - {"fedproto"},
 }
+REFUSED["client"] |= {"fednova"}
 # What they are refused for can be switched off.
 LIFTED = [
     ("client", "fedreg", {"rebalance": False}),

@@ -125,6 +125,11 @@ class LocalTraining(Explicit):
                 drawn = drawn._replace(real=None)
             yield Epoch(drawn, self.batch_size, full, 0 if self.drop_last else rest)
 
+    def steps(self, samples: Tensor) -> Tensor:
+        """Number of steps in a round of clients with this many samples."""
+        batches = samples / self.batch_size
+        return self.local_epochs * (batches.floor() if self.drop_last else batches.ceil())
+
     def step(
         self, params: P, loss: Callable[[P, Batch], Tensor], batch: Batch, rate: Tensor, state: Tree
     ) -> tuple[P, Tree]:

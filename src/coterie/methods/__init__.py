@@ -14,11 +14,14 @@ from coterie.core.names import spelling
 from coterie.methods.apfl import APFL
 from coterie.methods.ditto import Ditto
 from coterie.methods.fedavg import FedAvg
+from coterie.methods.fedavgm import FedAvgM
 from coterie.methods.fedbabu import FedBABU
 from coterie.methods.fedcrc import FedCRC
 from coterie.methods.feddyn import FedDyn
 from coterie.methods.fedem import FedEM
 from coterie.methods.fedfomo import FedFomo
+from coterie.methods.fednova import FedNova
+from coterie.methods.fedopt import FedOpt
 from coterie.methods.fedpac import FedPAC
 from coterie.methods.fedpac_proto import FedPACProto
 from coterie.methods.fedper import FedPer
@@ -46,11 +49,14 @@ __all__ = [
     "VARIANTS",
     "Ditto",
     "FedAvg",
+    "FedAvgM",
     "FedBABU",
     "FedCRC",
     "FedDyn",
     "FedEM",
     "FedFomo",
+    "FedNova",
+    "FedOpt",
     "FedPAC",
     "FedPACProto",
     "FedPer",
@@ -79,6 +85,9 @@ __all__ = [
 METHODS: dict[str, type[AnyMethod]] = {
     "local": Local,
     "fedavg": FedAvg,
+    "fedavgm": FedAvgM,
+    "fedopt": FedOpt,
+    "fednova": FedNova,
     "fedprox": FedProx,
     "scaffold": SCAFFOLD,
     "feddyn": FedDyn,
@@ -126,6 +135,9 @@ for _kind in METHODS.values():  # for help(coterie.FedPAC)
 # Settings that have a name in the papers: name -> method, changed settings, title.
 VARIANTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "fedavg-ft": ("fedavg", {}, "FedAvg-FT"),
+    "fedadagrad": ("fedopt", {"server_optimizer": "adagrad", "server_beta1": 0.0}, "FedAdagrad"),
+    "fedyogi": ("fedopt", {"server_optimizer": "yogi"}, "FedYogi"),
+    "fedadam": ("fedopt", {"server_optimizer": "adam"}, "FedAdam"),
     "hypcluster-3": ("hypcluster", {"clusters": 3}, "HypCluster (k=3)"),
     "hypcluster-5": ("hypcluster", {"clusters": 5}, "HypCluster (k=5)"),
     "fedem-ft": ("fedem", {}, "FedEM-FT"),

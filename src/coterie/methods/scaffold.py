@@ -75,16 +75,11 @@ class SCAFFOLD(Method[Server, State, Down, Up]):
             return model.loss(model(y, batch.x), batch) + inner_product(y, correction)
 
         weights, _ = self.train.but(momentum=0.0)(down.weights, loss, data, {})
-        scale = self.steps(data) * self.train.lr * data.rate  # K η_l
+        scale = self.train.steps(data.samples).clamp_min(1) * self.train.lr * data.rate  # K η_l
         change = tree.apply(  # c_i⁺ - c_i = (x - y_i) / (K η_l) - c
             lambda x, y, c: (x - y) / scale - c, tree.trained(down.weights), tree.trained(weights), down.control
         )
         return State(tree.apply(torch.add, state.control, change)), Up(weights, change)
-
-    def steps(self, data: Data) -> Tensor:
-        """() K: number of local steps, at least one."""
-        batches = data.samples / self.train.batch_size
-        return (self.train.local_epochs * (batches.floor() if self.train.drop_last else batches.ceil())).clamp_min(1)
 
     def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
         samples = server.samples[clients]
