@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from coterie.methods import (
         APFL,
         GPFL,
+        MOON,
         PFAKD,
         SCAFFOLD,
         Ditto,
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
         KNNPer,
         LGFedAvg,
         Local,
+        PerFedAvg,
         pFedHN,
         pFedMe,
     )
@@ -94,6 +96,8 @@ _HOMES = {  # module -> what it has of ours; imported when first used, so that `
         "APFL", "GPFL", "PFAKD", "SCAFFOLD", "Ditto", "FedAvg", "FedBABU", "FedCRC", "FedDyn", "FedEM", "FedFomo",
         "FedPAC", "FedPACProto", "FedPer", "FedProto", "FedProx", "FedReG", "FedRep", "FedRoD", "HypCluster", "KNNPer",
         "LGFedAvg", "Local", "pFedHN", "pFedMe",
+        "MOON",
+        "PerFedAvg",
         "FedNova",
         "FedOpt",
         "FedAvgM",
@@ -116,6 +120,7 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [
     "APFL",
     "GPFL",
+    "MOON",
     "PFAKD",
     "SCAFFOLD",
     "Adagrad",
@@ -159,6 +164,7 @@ __all__ = [
     "Method",
     "Model",
     "Optimizer",
+    "PerFedAvg",
     "Protection",
     "Result",
     "Round",

@@ -32,6 +32,7 @@ REFUSED = {
     "both": set(METHODS) - {"fedproto"},
 }
 REFUSED["client"] |= {"fednova"}
+REFUSED["sample"] |= {"per-fedavg"}
 # What they are refused for can be switched off.
 LIFTED = [
     ("client", "fedreg", {"rebalance": False}),

@@ -35,6 +35,8 @@ from coterie.methods.hypcluster import HypCluster
 from coterie.methods.knn_per import KNNPer
 from coterie.methods.lg_fedavg import LGFedAvg
 from coterie.methods.local import Local
+from coterie.methods.moon import MOON
+from coterie.methods.per_fedavg import PerFedAvg
 from coterie.methods.pfakd import PFAKD
 from coterie.methods.pfedhn import pFedHN
 from coterie.methods.pfedme import pFedMe
@@ -44,6 +46,7 @@ __all__ = [
     "APFL",
     "GPFL",
     "METHODS",
+    "MOON",
     "PFAKD",
     "SCAFFOLD",
     "VARIANTS",
@@ -69,6 +72,7 @@ __all__ = [
     "KNNPer",
     "LGFedAvg",
     "Local",
+    "PerFedAvg",
     "ancestor",
     "checked_class",
     "described",
@@ -89,6 +93,7 @@ METHODS: dict[str, type[AnyMethod]] = {
     "fedopt": FedOpt,
     "fednova": FedNova,
     "fedprox": FedProx,
+    "moon": MOON,
     "scaffold": SCAFFOLD,
     "feddyn": FedDyn,
     "fedper": FedPer,
@@ -96,6 +101,7 @@ METHODS: dict[str, type[AnyMethod]] = {
     "lg-fedavg": LGFedAvg,
     "fedbabu": FedBABU,
     "fedrod": FedRoD,
+    "per-fedavg": PerFedAvg,
     "knn-per": KNNPer,
     "apfl": APFL,
     "pfedme": pFedMe,
@@ -135,6 +141,7 @@ for _kind in METHODS.values():  # for help(coterie.FedPAC)
 # Settings that have a name in the papers: name -> method, changed settings, title.
 VARIANTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "fedavg-ft": ("fedavg", {}, "FedAvg-FT"),
+    "per-fedavg-hf": ("per-fedavg", {"order": "hessian-free"}, "Per-FedAvg (HF)"),
     "fedadagrad": ("fedopt", {"server_optimizer": "adagrad", "server_beta1": 0.0}, "FedAdagrad"),
     "fedyogi": ("fedopt", {"server_optimizer": "yogi"}, "FedYogi"),
     "fedadam": ("fedopt", {"server_optimizer": "adam"}, "FedAdam"),

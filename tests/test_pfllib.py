@@ -1,0 +1,65 @@
+"""Accuracy against PFLlib's implementations, on the same partition of Fashion-MNIST, with its network and settings.
+
+`reference/pfllib.json` has its accuracy by round. Its code is not a truth: where it departs from a paper, the row below
+says how, and what we compare with.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from torch import nn
+
+import coterie
+from coterie.core.data import FederatedData, Transform
+
+HERE = Path(__file__).parent / "reference"
+ROUNDS = 10
+TOLERANCE = 1.5  # percentage points
+
+
+class Row(NamedTuple):
+    method: str
+    settings: dict[str, Any]
+    point: str  # where we measure
+    key: str  # in pfllib.json
+    apart: tuple[float, float] = (-TOLERANCE, TOLERANCE)  # ours minus theirs, in points
+    why: str = ""  # named cause of another range
+
+
+ROWS = [
+    Row("fedavg", {}, "pre", "FedAvg"),
+    Row("moon", {"contrast": 1.0, "temperature": 0.5}, "pre", "MOON mu=1 tau=0.5"),
+    Row("per-fedavg", {"inner_lr": 0.01}, "finished", "PerAvg"),
+]
+
+
+@cache
+def clients() -> FederatedData:
+    data = coterie.load_clients("fashion-mnist", partition=str(HERE / "fashion_mnist_20_clients.npz"))
+    return replace(data, transform=Transform((0.5,), (0.5,)))
+
+
+def network() -> nn.Module:
+    """PFLlib's FedAvgCNN for one channel: 582,026 parameters."""
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 10),
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.key)
+def test_accuracies_are_those_of_pfllib(row: Row) -> None:
+    theirs = json.loads((HERE / "pfllib.json").read_text())["methods"][row.key]["accuracy_by_round"][ROUNDS]
+    train = coterie.LocalTraining(local_epochs=5, batch_size=50, lr=0.01, momentum=0.0, weight_decay=0.0)
+    method = coterie.make_method(row.method, **row.settings).but(train=train)
+    result = coterie.run(method, clients(), network(), rounds=ROUNDS, seed=0, evaluate_every=ROUNDS, progress=False)
+    ours = 100 * result.history.curve(row.point)[-1][1]
+    print(f"\n{row.key}, round {ROUNDS}: ours {ours:.2f}, PFLlib {theirs:.2f}, {ours - theirs:+.2f} points {row.why}")
+    assert row.apart[0] <= ours - theirs <= row.apart[1]
