@@ -35,6 +35,9 @@ class Row(NamedTuple):
 ROWS = [
     Row("fedavg", {}, "pre", "FedAvg"),
     Row("moon", {"contrast": 1.0, "temperature": 0.5}, "pre", "MOON mu=1 tau=0.5"),
+    Row("fedala", {}, "pre", "FedALA"),
+    Row("local", {}, "post", "FedAMP", why="(their proximal term has no gradient and no cloud model is loaded)"),
+    Row("fedamp", {}, "post", "FedAMP"),
     Row("per-fedavg", {"inner_lr": 0.01}, "finished", "PerAvg"),
 ]
 
@@ -54,12 +57,14 @@ def network() -> nn.Module:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.key)
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.method} and {row.key}")
 def test_accuracies_are_those_of_pfllib(row: Row) -> None:
     theirs = json.loads((HERE / "pfllib.json").read_text())["methods"][row.key]["accuracy_by_round"][ROUNDS]
     train = coterie.LocalTraining(local_epochs=5, batch_size=50, lr=0.01, momentum=0.0, weight_decay=0.0)
     method = coterie.make_method(row.method, **row.settings).but(train=train)
     result = coterie.run(method, clients(), network(), rounds=ROUNDS, seed=0, evaluate_every=ROUNDS, progress=False)
     ours = 100 * result.history.curve(row.point)[-1][1]
-    print(f"\n{row.key}, round {ROUNDS}: ours {ours:.2f}, PFLlib {theirs:.2f}, {ours - theirs:+.2f} points {row.why}")
+    print(
+        f"\n{row.method} and {row.key}, round {ROUNDS}: ours {ours:.2f}, PFLlib {theirs:.2f}, {ours - theirs:+.2f} points {row.why}"
+    )
     assert row.apart[0] <= ours - theirs <= row.apart[1]

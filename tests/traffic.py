@@ -25,9 +25,11 @@ NUMBERS: dict[str, tuple[Formula, Formula]] = {
     "per-fedavg": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),
     "knn-per": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),
     "apfl": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),
+    "fedala": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),
     "pfedme": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),
     "ditto": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),
     "fedfomo": (lambda b, h, k, d: b + h + 5, lambda b, h, k, d: 5 * (b + h)),  # M = 5 models
+    "fedamp": (lambda b, h, k, d: b + h, lambda b, h, k, d: b + h),
     "pfedhn": (lambda b, h, k, d: b + h, lambda b, h, k, d: b + h),
     "hypcluster": (lambda b, h, k, d: b + h + 2, lambda b, h, k, d: 5 * (b + h)),
     "fedem": (lambda b, h, k, d: 3 * (b + h) + 1, lambda b, h, k, d: 3 * (b + h)),

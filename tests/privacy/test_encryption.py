@@ -42,6 +42,7 @@ REFUSED = {
     "feddyn": "multiplies its state for `drift` by different factors",
     "fedavgm": "multiplies its state for `speed` by different factors",
     "fedopt": "computes `weights` from the clients' weights, but not as a linear combination",
+    "fedamp": "computes `attention` from the clients' weights, but not as a linear combination",
     "fedfomo": "`values` depend on the eighth digit",
     "pfedhn": "does more with the clients' weights than add them",
     "fedpac-proto": "does more with the clients' weights than add them",

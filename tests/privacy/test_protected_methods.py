@@ -31,8 +31,9 @@ REFUSED = {
     "statistics": set(METHODS) - {"fedpac", "fedpac-proto"},
     "both": set(METHODS) - {"fedproto"},
 }
-REFUSED["client"] |= {"fednova"}
-REFUSED["sample"] |= {"per-fedavg"}
+REFUSED["client"] |= {"fednova", "fedamp"}
+REFUSED["sample"] |= {"per-fedavg", "fedala"}
+REFUSED["median"] |= {"fedamp"}
 # What they are refused for can be switched off.
 LIFTED = [
     ("client", "fedreg", {"rebalance": False}),

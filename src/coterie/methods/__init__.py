@@ -13,6 +13,8 @@ from coterie.core.method import AnyMethod, Method
 from coterie.core.names import spelling
 from coterie.methods.apfl import APFL
 from coterie.methods.ditto import Ditto
+from coterie.methods.fedala import FedALA
+from coterie.methods.fedamp import FedAMP
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.fedavgm import FedAvgM
 from coterie.methods.fedbabu import FedBABU
@@ -51,6 +53,8 @@ __all__ = [
     "SCAFFOLD",
     "VARIANTS",
     "Ditto",
+    "FedALA",
+    "FedAMP",
     "FedAvg",
     "FedAvgM",
     "FedBABU",
@@ -104,9 +108,11 @@ METHODS: dict[str, type[AnyMethod]] = {
     "per-fedavg": PerFedAvg,
     "knn-per": KNNPer,
     "apfl": APFL,
+    "fedala": FedALA,
     "pfedme": pFedMe,
     "ditto": Ditto,
     "fedfomo": FedFomo,
+    "fedamp": FedAMP,
     "pfedhn": pFedHN,
     "hypcluster": HypCluster,
     "fedem": FedEM,
@@ -142,6 +148,7 @@ for _kind in METHODS.values():  # for help(coterie.FedPAC)
 VARIANTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "fedavg-ft": ("fedavg", {}, "FedAvg-FT"),
     "per-fedavg-hf": ("per-fedavg", {"order": "hessian-free"}, "Per-FedAvg (HF)"),
+    "heurfedamp": ("fedamp", {"attention": "cosine"}, "HeurFedAMP"),
     "fedadagrad": ("fedopt", {"server_optimizer": "adagrad", "server_beta1": 0.0}, "FedAdagrad"),
     "fedyogi": ("fedopt", {"server_optimizer": "yogi"}, "FedYogi"),
     "fedadam": ("fedopt", {"server_optimizer": "adam"}, "FedAdam"),
