@@ -38,6 +38,8 @@ ROWS = [
     Row("fedala", {}, "pre", "FedALA"),
     Row("local", {}, "post", "FedAMP", why="(their proximal term has no gradient and no cloud model is loaded)"),
     Row("fedamp", {}, "post", "FedAMP"),
+    Row("feddbe", {"pull": 50.0}, "pre", "FedDBE kl_weight=50 momentum=1"),
+    Row("fedcp", {"align": 1.0}, "pre", "FedCP"),
     Row("per-fedavg", {"inner_lr": 0.01}, "finished", "PerAvg"),
 ]
 
@@ -64,7 +66,6 @@ def test_accuracies_are_those_of_pfllib(row: Row) -> None:
     method = coterie.make_method(row.method, **row.settings).but(train=train)
     result = coterie.run(method, clients(), network(), rounds=ROUNDS, seed=0, evaluate_every=ROUNDS, progress=False)
     ours = 100 * result.history.curve(row.point)[-1][1]
-    print(
-        f"\n{row.method} and {row.key}, round {ROUNDS}: ours {ours:.2f}, PFLlib {theirs:.2f}, {ours - theirs:+.2f} points {row.why}"
-    )
+    apart = f"ours {ours:.2f}, PFLlib {theirs:.2f}, {ours - theirs:+.2f} points"
+    print(f"\n{row.method} and {row.key}, round {ROUNDS}: {apart} {row.why}")
     assert row.apart[0] <= ours - theirs <= row.apart[1]

@@ -114,10 +114,16 @@ def headless() -> Model:
     return replace(made, encoder=whole, head=nn.Identity(), start=Weights(weights_of(whole), {}), dim=CLASSES)
 
 
+# Settings whose default is made for networks with hundreds of features; the toy's network has eight.
+GENTLE: dict[str, dict[str, Any]] = {
+    "feddbe": {"pull": 1.0},
+}
+
+
 def method(name: str, **changes: Any) -> AnyMethod:
     training = {"local_epochs": 2, "batch_size": 8, "lr": 0.05, "momentum": 0.5, "weight_decay": 1e-3}
     own = {k: changes.pop(k) for k in list(changes) if k not in LocalTraining.__dataclass_fields__}
-    return METHODS[name](train=LocalTraining(**(training | changes)), **own)
+    return METHODS[name](train=LocalTraining(**(training | changes)), **(GENTLE.get(name, {}) | own))
 
 
 class Spoilt(Stacked):

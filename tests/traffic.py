@@ -22,6 +22,8 @@ NUMBERS: dict[str, tuple[Formula, Formula]] = {
     "lg-fedavg": (lambda b, h, k, d: h + 1, lambda b, h, k, d: h),
     "fedbabu": (lambda b, h, k, d: b + 1, lambda b, h, k, d: b),
     "fedrod": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),
+    "feddbe": (lambda b, h, k, d: b + h + d + 1, lambda b, h, k, d: b + h + d),
+    "fedcp": (lambda b, h, k, d: b + h + 2 * d * d + 6 * d + 1, lambda b, h, k, d: b + h + 2 * d * d + 6 * d),
     "per-fedavg": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),
     "knn-per": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),
     "apfl": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),

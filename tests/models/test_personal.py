@@ -18,7 +18,7 @@ from coterie.methods import METHODS
 from coterie.models.personal import Composite, OneNetwork
 from tests import toy
 
-PARTS = ("fedrod", "knn-per", "fedem", "gpfl", "fedreg")  # whose model is more than one network
+PARTS = ("fedrod", "knn-per", "fedem", "gpfl", "fedreg", "feddbe", "fedcp")  # whose model is more than one network
 CLIENT = 3
 
 every_method = pytest.mark.parametrize("name", METHODS)

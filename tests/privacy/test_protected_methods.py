@@ -31,8 +31,8 @@ REFUSED = {
     "statistics": set(METHODS) - {"fedpac", "fedpac-proto"},
     "both": set(METHODS) - {"fedproto"},
 }
-REFUSED["client"] |= {"fednova", "fedamp"}
-REFUSED["sample"] |= {"per-fedavg", "fedala"}
+REFUSED["client"] |= {"fednova", "fedamp", "feddbe"}
+REFUSED["sample"] |= {"per-fedavg", "fedala", "feddbe", "fedcp"}
 REFUSED["median"] |= {"fedamp"}
 # What they are refused for can be switched off.
 LIFTED = [

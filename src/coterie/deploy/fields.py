@@ -92,6 +92,7 @@ CATEGORIES: dict[str, str] = {
     "up.cluster": COMPUTED,
     "up.values": COMPUTED,
     "up.condition": COMPUTED,
+    "up.mean": COMPUTED,
     "scores.weighted": SCORES,
     "scores.total": SCORES,
     "scores.loss": SCORES,

@@ -18,7 +18,9 @@ from coterie.methods.fedamp import FedAMP
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.fedavgm import FedAvgM
 from coterie.methods.fedbabu import FedBABU
+from coterie.methods.fedcp import FedCP
 from coterie.methods.fedcrc import FedCRC
+from coterie.methods.feddbe import FedDBE
 from coterie.methods.feddyn import FedDyn
 from coterie.methods.fedem import FedEM
 from coterie.methods.fedfomo import FedFomo
@@ -58,7 +60,9 @@ __all__ = [
     "FedAvg",
     "FedAvgM",
     "FedBABU",
+    "FedCP",
     "FedCRC",
+    "FedDBE",
     "FedDyn",
     "FedEM",
     "FedFomo",
@@ -105,6 +109,8 @@ METHODS: dict[str, type[AnyMethod]] = {
     "lg-fedavg": LGFedAvg,
     "fedbabu": FedBABU,
     "fedrod": FedRoD,
+    "feddbe": FedDBE,
+    "fedcp": FedCP,
     "per-fedavg": PerFedAvg,
     "knn-per": KNNPer,
     "apfl": APFL,

@@ -1,0 +1,150 @@
+"""A policy network divides the features of each sample between a shared head and a personal one.
+
+Zhang, Hua, Wang, Song, Xue, Ma, Guan: FedCP: Separating Feature Information for Personalized Federated Learning via
+Conditional Policy, KDD 2023. The policy turns a sample's features h and the context v of its client into shares r and
+1 - r of every feature, and the output is shared(r h) + personal((1 - r) h). The shared head is the mean of all personal
+ones and does not change in local training, nor does the received encoder, whose features a kernel distance (MMD) keeps
+h close to. The context is the sum over the rows of the first layer of the personal head, of length 1, as it was when
+the round began. As in the paper the policy has no noise; the authors' code draws Gumbel noise, in testing too. The
+kernel is the sum of four Gaussians, of the widths of the authors' code, on the mean features of a sample that has
+several vectors of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from coterie.core.batch import Batch, Data
+from coterie.core.errors import CoterieError
+from coterie.core.init import generator, linear
+from coterie.core.method import Census, Method
+from coterie.core.model import Model
+from coterie.core.protections import ALLOWED, Protections, refused
+from coterie.core.ranges import Samples
+from coterie.core.tree import Tree, average
+
+WIDTHS = (10.0, 15.0, 20.0, 50.0)  # of the kernel
+
+
+class Shared(NamedTuple):
+    encoder: Tree
+    policy: Tree  # CPN, the conditional policy network
+
+
+class Trained(NamedTuple):
+    shared: Shared
+    head: Tree
+
+
+class Server(NamedTuple):
+    shared: Shared
+    head: Tree  # the shared head
+
+
+class State(NamedTuple):
+    head: Tree  # the personal head
+    momentum: Tree
+
+
+class Down(NamedTuple):
+    shared: Shared
+    head: Tree  # the shared head
+
+
+class Up(NamedTuple):
+    shared: Shared
+    head: Tree  # the personal head
+    samples: Samples  # () n_i
+
+
+@dataclass(frozen=True)
+class FedCP(Method[Server, State, Down, Up]):
+    align: float = field(
+        default=5.0, metadata={"help": "strength of the alignment to the received encoder (λ); 0: off", "low": 0}
+    )
+
+    title: ClassVar[str] = "FedCP"
+    results: ClassVar[dict[str, str]] = {"FedCP": "pre"}
+    protections: ClassVar[Protections] = {
+        "dp-client": ALLOWED,
+        "dp-sample": refused("the loss of a sample depends on the features of its whole batch"),
+    }
+    needs_head: ClassVar[bool] = True
+
+    def server_init(self, model: Model, census: Census) -> Server:
+        context(model.start.head, model.dim)  # refuse other heads
+        d, like = model.dim, model.mean
+        weight, bias = linear(generator(model), d, (2 * d,), like)
+        norm = {"norm.weight": like.new_ones(2 * d), "norm.bias": like.new_zeros(2 * d)}
+        return Server(Shared(model.start.encoder, {"weight": weight, "bias": bias} | norm), model.start.head)
+
+    def server_send(self, server: Server, client: Tensor) -> Down:
+        return Down(*server)
+
+    def client_init(self, model: Model, data: Data, welcome: Tree) -> State:
+        d, zeros = model.dim, model.mean.new_zeros
+        policy = {"weight": zeros(2 * d, d)} | {name: zeros(2 * d) for name in ("bias", "norm.weight", "norm.bias")}
+        start = Trained(Shared(model.start.encoder, policy), model.start.head)
+        return State(start.head, self.train.start(start))
+
+    def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
+        v = context(state.head, model.dim)
+
+        def loss(w: Trained, batch: Batch) -> Tensor:
+            h = model.features(w.shared.encoder, batch.x)
+            r = share(w.shared.policy, h * v)
+            task = model.loss(model.logits(down.head, r * h) + model.logits(w.head, (1 - r) * h), batch)
+            if not self.align:
+                return task
+            received = model.features(down.shared.encoder, batch.x)
+            return task + self.align * kernel_distance(vectors(h), vectors(received), batch.real)
+
+        (shared, head), momentum = self.train(Trained(down.shared, state.head), loss, data, state.momentum)
+        return State(head, momentum), Up(shared, head, data.samples)
+
+    def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
+        return Server(average(ups.shared, ups.samples), average(ups.head, ups.samples))
+
+    def client_predict(self, model: Model, state: State, down: Down, x: Tensor) -> Tensor:
+        h = model.features(down.shared.encoder, x)
+        r = share(down.shared.policy, h * context(state.head, model.dim))
+        return model.logits(down.head, r * h) + model.logits(state.head, (1 - r) * h)
+
+
+def context(head: Tree, dim: int) -> Tensor:
+    """(d,) v: sum over the rows of the head's first layer, of length 1."""
+    found = next((t for t in head.values() if t.ndim == 2 and t.shape[1] == dim), None)
+    if found is None:
+        raise CoterieError(f"FedCP needs a head whose first layer is linear, with a weight for each of {dim} features")
+    return F.normalize(found.sum(0), dim=0)
+
+
+def share(policy: Tree, c: Tensor) -> Tensor:
+    """(..., d) r, the share of the shared head in every feature, from c = h ⊙ v (..., d)."""
+    a = F.linear(c, policy["weight"], policy["bias"])  # (..., 2 d)
+    a = F.layer_norm(a, a.shape[-1:], policy["norm.weight"], policy["norm.bias"]).relu()
+    shared, personal = a.chunk(2, -1)
+    return (shared - personal).sigmoid()  # softmax over the two
+
+
+def vectors(h: Tensor) -> Tensor:
+    """(B, d) one vector of features for each sample: the mean over its tokens or pixels."""
+    return h.reshape(len(h), -1, h.shape[-1]).mean(1)
+
+
+def kernel_distance(a: Tensor, b: Tensor, real: Tensor | None) -> Tensor:
+    """() MMD² between the real rows of a and b (B, d)."""
+    weights = a.new_ones(len(a)) if real is None else real.to(a.dtype)
+    weights = weights / weights.sum().clamp_min(1)
+
+    def mean(one: Tensor, other: Tensor) -> Tensor:
+        squares = one.square().sum(1)[:, None] + other.square().sum(1) - 2 * one @ other.T  # (B, B) distances
+        kernel = torch.stack([(-squares / (2 * width)).exp() for width in WIDTHS]).sum(0)
+        return weights @ kernel @ weights
+
+    return mean(a, a) + mean(b, b) - 2 * mean(a, b)
