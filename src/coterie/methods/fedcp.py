@@ -31,18 +31,18 @@ from coterie.core.tree import Tree, average
 WIDTHS = (10.0, 15.0, 20.0, 50.0)  # of the kernel
 
 
-class Shared(NamedTuple):
+class Backbone(NamedTuple):
     encoder: Tree
     policy: Tree  # CPN, the conditional policy network
 
 
-class Trained(NamedTuple):
-    shared: Shared
+class BackboneAndHead(NamedTuple):
+    shared: Backbone
     head: Tree
 
 
 class Server(NamedTuple):
-    shared: Shared
+    shared: Backbone
     head: Tree  # the shared head
 
 
@@ -52,12 +52,12 @@ class State(NamedTuple):
 
 
 class Down(NamedTuple):
-    shared: Shared
+    shared: Backbone
     head: Tree  # the shared head
 
 
 class Up(NamedTuple):
-    shared: Shared
+    shared: Backbone
     head: Tree  # the personal head
     samples: Samples  # () n_i
 
@@ -81,7 +81,7 @@ class FedCP(Method[Server, State, Down, Up]):
         d, like = model.dim, model.mean
         weight, bias = linear(generator(model), d, (2 * d,), like)
         norm = {"norm.weight": like.new_ones(2 * d), "norm.bias": like.new_zeros(2 * d)}
-        return Server(Shared(model.start.encoder, {"weight": weight, "bias": bias} | norm), model.start.head)
+        return Server(Backbone(model.start.encoder, {"weight": weight, "bias": bias} | norm), model.start.head)
 
     def server_send(self, server: Server, client: Tensor) -> Down:
         return Down(*server)
@@ -89,13 +89,13 @@ class FedCP(Method[Server, State, Down, Up]):
     def client_init(self, model: Model, data: Data, welcome: Tree) -> State:
         d, zeros = model.dim, model.mean.new_zeros
         policy = {"weight": zeros(2 * d, d)} | {name: zeros(2 * d) for name in ("bias", "norm.weight", "norm.bias")}
-        start = Trained(Shared(model.start.encoder, policy), model.start.head)
+        start = BackboneAndHead(Backbone(model.start.encoder, policy), model.start.head)
         return State(start.head, self.train.start(start))
 
     def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
         v = context(state.head, model.dim)
 
-        def loss(w: Trained, batch: Batch) -> Tensor:
+        def loss(w: BackboneAndHead, batch: Batch) -> Tensor:
             h = model.features(w.shared.encoder, batch.x)
             r = share(w.shared.policy, h * v)
             task = model.loss(model.logits(down.head, r * h) + model.logits(w.head, (1 - r) * h), batch)
@@ -104,7 +104,7 @@ class FedCP(Method[Server, State, Down, Up]):
             received = model.features(down.shared.encoder, batch.x)
             return task + self.align * kernel_distance(vectors(h), vectors(received), batch.real)
 
-        (shared, head), momentum = self.train(Trained(down.shared, state.head), loss, data, state.momentum)
+        (shared, head), momentum = self.train(BackboneAndHead(down.shared, state.head), loss, data, state.momentum)
         return State(head, momentum), Up(shared, head, data.samples)
 
     def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:

@@ -26,7 +26,7 @@ from coterie.core.tree import Tree, average
 RUNNING = "running_mean"  # BatchNorm's name: a loss may update such a tensor in place, and it is not trained
 
 
-class Trained(NamedTuple):
+class WithBias(NamedTuple):
     weights: Weights
     bias: Tensor  # (d,)
     mean: Tree  # RUNNING: (d,) m_i
@@ -78,19 +78,19 @@ class FedDBE(Method[Server, State, Down, Up]):
 
     def client_init(self, model: Model, data: Data, welcome: Tree) -> State:
         zero = model.mean.new_zeros(model.dim)
-        return State(zero, zero, self.train.start(Trained(model.start, zero, {RUNNING: zero})))
+        return State(zero, zero, self.train.start(WithBias(model.start, zero, {RUNNING: zero})))
 
     def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
         known = down.consensus.any()
 
-        def loss(w: Trained, batch: Batch) -> Tensor:
+        def loss(w: WithBias, batch: Batch) -> Tensor:
             z = model.features(w.weights.encoder, batch.x)
             task = model.loss(model.logits(w.weights.head, z + w.bias), batch)
             mean = self.inertia * w.mean[RUNNING] + (1 - self.inertia) * batch_mean(vectors(z), batch.real)  # (d,)
             w.mean[RUNNING].copy_(mean.detach())
             return task + self.pull * known * (mean - down.consensus).square().mean() if self.pull else task
 
-        begin = Trained(down.weights, state.bias, {RUNNING: state.mean})
+        begin = WithBias(down.weights, state.bias, {RUNNING: state.mean})
         (weights, bias, mean), momentum = self.train(begin, loss, data, state.momentum)
         found = data.mean(vectors(features(model, weights.encoder, data, epoch=self.train.local_epochs)))
         return State(bias, mean[RUNNING], momentum), Up(weights, torch.where(known, 0.0, found), data.samples)
