@@ -42,4 +42,7 @@ NUMBERS: dict[str, tuple[Formula, Formula]] = {
     "fedreg": (lambda b, h, k, d: b + h + 2, lambda b, h, k, d: b + h),
     "fedcrc": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),
     "pfakd": (lambda b, h, k, d: b + 1, lambda b, h, k, d: b),
+    "mr-mtl": (lambda b, h, k, d: b + h, lambda b, h, k, d: b + h),
+    "fedlc": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),
+    "fedntd": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),
 }

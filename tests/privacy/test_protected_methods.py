@@ -27,7 +27,7 @@ REFUSED = {
     "trimmed": {"local", "fedfomo", "hypcluster", "fedproto"},
     "median": {"local", "fedfomo", "hypcluster", "fedproto", "fedpac", "fedpac-proto", "pfedhn"},
     "client": {"local", "fedfomo", "hypcluster", "pfedhn", "feddyn", "fedreg"} | STATISTICS,
-    "sample": {"fedfomo", "hypcluster", "fedem", "gpfl", "fedreg", "fedrod"} | STATISTICS,
+    "sample": {"fedfomo", "hypcluster", "fedem", "gpfl", "fedreg", "fedrod", "fedlc"} | STATISTICS,
     "statistics": set(METHODS) - {"fedpac", "fedpac-proto"},
     "both": set(METHODS) - {"fedproto"},
 }
@@ -39,6 +39,7 @@ LIFTED = [
     ("client", "fedreg", {"rebalance": False}),
     ("sample", "fedreg", {"rebalance": False}),
     ("sample", "fedrod", {"balance": 0.0}),
+    ("sample", "fedlc", {"margin": 0.0}),
     ("both", "fedpac", {"align": 0.0}),
     ("both", "fedpac-proto", {"align": 0.0}),
 ]

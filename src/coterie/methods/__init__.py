@@ -26,6 +26,8 @@ from coterie.methods.fedem import FedEM
 from coterie.methods.fedfomo import FedFomo
 from coterie.methods.fednova import FedNova
 from coterie.methods.fedopt import FedOpt
+from coterie.methods.fedlc import FedLC
+from coterie.methods.fedntd import FedNTD
 from coterie.methods.fedpac import FedPAC
 from coterie.methods.fedpac_proto import FedPACProto
 from coterie.methods.fedper import FedPer
@@ -41,6 +43,7 @@ from coterie.methods.lg_fedavg import LGFedAvg
 from coterie.methods.local import Local
 from coterie.methods.moon import MOON
 from coterie.methods.per_fedavg import PerFedAvg
+from coterie.methods.mr_mtl import MRMTL
 from coterie.methods.pfakd import PFAKD
 from coterie.methods.pfedhn import pFedHN
 from coterie.methods.pfedme import pFedMe
@@ -51,6 +54,7 @@ __all__ = [
     "GPFL",
     "METHODS",
     "MOON",
+    "MRMTL",
     "PFAKD",
     "SCAFFOLD",
     "VARIANTS",
@@ -68,6 +72,8 @@ __all__ = [
     "FedFomo",
     "FedNova",
     "FedOpt",
+    "FedLC",
+    "FedNTD",
     "FedPAC",
     "FedPACProto",
     "FedPer",
@@ -129,6 +135,9 @@ METHODS: dict[str, type[AnyMethod]] = {
     "fedreg": FedReG,
     "fedcrc": FedCRC,
     "pfakd": PFAKD,
+    "mr-mtl": MRMTL,
+    "fedlc": FedLC,
+    "fedntd": FedNTD,
 }
 
 RESULT_POINTS = {"pre", "post", "finished", "global"}  # see core/method.py
