@@ -45,4 +45,5 @@ NUMBERS: dict[str, tuple[Formula, Formula]] = {
     "mr-mtl": (lambda b, h, k, d: b + h, lambda b, h, k, d: b + h),
     "fedlc": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),
     "fedntd": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),
+    "fedphp": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),
 }

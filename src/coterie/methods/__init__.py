@@ -31,6 +31,7 @@ from coterie.methods.fedntd import FedNTD
 from coterie.methods.fedpac import FedPAC
 from coterie.methods.fedpac_proto import FedPACProto
 from coterie.methods.fedper import FedPer
+from coterie.methods.fedphp import FedPHP
 from coterie.methods.fedproto import FedProto
 from coterie.methods.fedprox import FedProx
 from coterie.methods.fedreg import FedReG
@@ -76,6 +77,7 @@ __all__ = [
     "FedNTD",
     "FedPAC",
     "FedPACProto",
+    "FedPHP",
     "FedPer",
     "FedProto",
     "FedProx",
@@ -138,6 +140,7 @@ METHODS: dict[str, type[AnyMethod]] = {
     "mr-mtl": MRMTL,
     "fedlc": FedLC,
     "fedntd": FedNTD,
+    "fedphp": FedPHP,
 }
 
 RESULT_POINTS = {"pre", "post", "finished", "global"}  # see core/method.py
