@@ -46,4 +46,5 @@ NUMBERS: dict[str, tuple[Formula, Formula]] = {
     "fedlc": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),
     "fedntd": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),
     "fedphp": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),
+    "fedcac": (lambda b, h, k, d: b + h + (b + h) // 4 + 1, lambda b, h, k, d: b + h),
 }

@@ -46,6 +46,7 @@ REFUSED = {
     "fedfomo": "`values` depend on the eighth digit",
     "pfedhn": "does more with the clients' weights than add them",
     "fedpac-proto": "does more with the clients' weights than add them",
+    "fedcac": "does more with the clients' weights than add them",
 }
 
 

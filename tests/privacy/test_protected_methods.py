@@ -25,8 +25,8 @@ STATISTICS = {"fedpac", "fedpac-proto", "fedproto"}
 REFUSED = {
     "clip": {"local", "fedfomo", "hypcluster"},
     "trimmed": {"local", "fedfomo", "hypcluster", "fedproto"},
-    "median": {"local", "fedfomo", "hypcluster", "fedproto", "fedpac", "fedpac-proto", "pfedhn"},
-    "client": {"local", "fedfomo", "hypcluster", "pfedhn", "feddyn", "fedreg"} | STATISTICS,
+    "median": {"local", "fedfomo", "hypcluster", "fedproto", "fedpac", "fedpac-proto", "pfedhn", "fedcac"},
+    "client": {"local", "fedfomo", "hypcluster", "pfedhn", "feddyn", "fedreg", "fedcac"} | STATISTICS,
     "sample": {"fedfomo", "hypcluster", "fedem", "gpfl", "fedreg", "fedrod", "fedlc"} | STATISTICS,
     "statistics": set(METHODS) - {"fedpac", "fedpac-proto"},
     "both": set(METHODS) - {"fedproto"},

@@ -19,6 +19,7 @@ from coterie.methods.fedavg import FedAvg
 from coterie.methods.fedavgm import FedAvgM
 from coterie.methods.fedbabu import FedBABU
 from coterie.methods.fedcp import FedCP
+from coterie.methods.fedcac import FedCAC
 from coterie.methods.fedcrc import FedCRC
 from coterie.methods.feddbe import FedDBE
 from coterie.methods.feddyn import FedDyn
@@ -66,6 +67,7 @@ __all__ = [
     "FedAvgM",
     "FedBABU",
     "FedCP",
+    "FedCAC",
     "FedCRC",
     "FedDBE",
     "FedDyn",
@@ -141,6 +143,7 @@ METHODS: dict[str, type[AnyMethod]] = {
     "fedlc": FedLC,
     "fedntd": FedNTD,
     "fedphp": FedPHP,
+    "fedcac": FedCAC,
 }
 
 RESULT_POINTS = {"pre", "post", "finished", "global"}  # see core/method.py

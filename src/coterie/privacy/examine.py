@@ -68,7 +68,7 @@ class Examination:
         self.server = method.server_init(self.model, Census(counts.sum(1), counts))
         self.clients = torch.tensor([0, 2])  # not all take part
         self.ups = tree.stack([self.answer(client) for client in self.clients])
-        sent = {name: value for name, value in fields(self.ups) if not isinstance(value, Tensor) and tree.leaves(value)}
+        sent = {name: value for name, value in fields(self.ups) if are_weights(value)}
         self.shapes = [shapes(value, 1) for value in sent.values()]  # of the models that clients send
         self.uploaded = {name: WeightField(value, (len(self.clients),)) for name, value in sent.items()}
         self.kept = self.places(self.server)
@@ -109,11 +109,11 @@ class Examination:
         return {name: WeightField(value, axes) for name, (value, axes) in found.items() if axes is not None}
 
     def axes(self, value: Any) -> Axes | None:
-        if isinstance(value, Tensor) or not (leaves := tree.leaves(value)):
+        if not are_weights(value):
             return None
         if shapes(value) in self.shapes:
             return ()
-        return tuple(leaves[0].shape[:1]) if shapes(value, 1) in self.shapes else None
+        return tuple(tree.leaves(value)[0].shape[:1]) if shapes(value, 1) in self.shapes else None
 
     def check(self, step: Callable[[Any, Any], Any]) -> tuple[str, ...]:
         """The weight fields that a server function returns. Raises `Refusal` unless they are linear combinations."""
@@ -146,6 +146,12 @@ class Examination:
 
 def fields(message: Any) -> list[tuple[str, Any]]:
     return [] if message is None else list(zip(message._fields, message, strict=True))
+
+
+def are_weights(value: Any) -> bool:
+    """Whether this field is a tree of floating-point tensors; masks are not weights."""
+    leaves = [] if isinstance(value, Tensor) else tree.leaves(value)
+    return bool(leaves) and all(t.is_floating_point() for t in leaves)
 
 
 def shapes(weights: Any, axes: int = 0) -> dict[str, Axes]:
