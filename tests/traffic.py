@@ -47,4 +47,6 @@ NUMBERS: dict[str, tuple[Formula, Formula]] = {
     "fedntd": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),
     "fedphp": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),
     "fedcac": (lambda b, h, k, d: b + h + (b + h) // 4 + 1, lambda b, h, k, d: b + h),
+    "apple": (lambda b, h, k, d: b + h, lambda b, h, k, d: 5 * (b + h) + 2),  # m = 5 clients
+    "fedas": (lambda b, h, k, d: b + 1, lambda b, h, k, d: b),
 }

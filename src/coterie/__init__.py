@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from coterie.federation import Ending, History, Round, Safety, Settings
     from coterie.methods import (
         APFL,
+        APPLE,
         GPFL,
         MOON,
         MRMTL,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
         Ditto,
         FedALA,
         FedAMP,
+        FedAS,
         FedAvg,
         FedAvgM,
         FedBABU,
@@ -120,6 +122,10 @@ _HOMES = {  # module -> what it has of ours; imported when first used, so that `
         "APFL", "GPFL", "MRMTL", "PFAKD", "SCAFFOLD", "Ditto", "FedAvg", "FedBABU", "FedCAC", "FedCRC", "FedDyn",
         "FedEM", "FedFomo", "FedLC", "FedNTD", "FedPAC", "FedPACProto", "FedPHP", "FedPer", "FedProto", "FedProx",
         "FedReG", "FedRep", "FedRoD", "HypCluster", "KNNPer", "LGFedAvg", "Local", "pFedHN", "pFedMe",
+        "APFL", "APPLE", "GPFL", "MRMTL", "PFAKD", "SCAFFOLD", "Ditto", "FedAS", "FedAvg", "FedBABU", "FedCAC",
+        "FedCRC", "FedDyn", "FedEM", "FedFomo", "FedLC", "FedNTD", "FedPAC", "FedPACProto", "FedPHP", "FedPer",
+        "FedProto", "FedProx", "FedReG", "FedRep", "FedRoD", "HypCluster", "KNNPer", "LGFedAvg", "Local", "pFedHN",
+        "pFedMe",
     ),
     "coterie.models.adapters": ("freeze", "lora"),
     "coterie.privacy": ("Protection",),
@@ -138,6 +144,7 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "APFL",
+    "APPLE",
     "GPFL",
     "MOON",
     "MRMTL",
@@ -159,6 +166,7 @@ __all__ = [
     "Execution",
     "FedALA",
     "FedAMP",
+    "FedAS",
     "FedAvg",
     "FedAvgM",
     "FedBABU",

@@ -216,7 +216,7 @@ def wrong(name: str, t: Tensor, announced: float, method: Any) -> bool:
             return not math.isclose(float(t), announced, rel_tol=0.011)
         case "counts" | "effective":
             return bool((t < 0).any()) or not 1e-9 * announced <= float(t.double().sum()) <= 1.011 * announced
-        case "variance":
+        case "variance" | "information":
             return bool((t < 0).any())
         case "cluster":
             return not 0 <= int(t) < method.clusters

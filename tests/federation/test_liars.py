@@ -114,7 +114,7 @@ def test_every_count_and_choice_is_declared() -> None:
     for name in METHODS:
         for field, t, _ in ranges.ruled(honest(name, False).ups):
             rules = [rule for other, _, rule in ranges.ruled(honest(name, False).ups) if other == field]
-            if field in ("samples", "counts", "effective", "variance", "cluster"):
+            if field in ("samples", "counts", "effective", "variance", "information", "cluster"):
                 assert any(rule is not ranges.MAGNITUDE for rule in rules), (name, field)
             elif t.is_floating_point():
                 assert ranges.MAGNITUDE in rules

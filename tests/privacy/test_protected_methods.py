@@ -23,11 +23,11 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 STATISTICS = {"fedpac", "fedpac-proto", "fedproto"}
 REFUSED = {
-    "clip": {"local", "fedfomo", "hypcluster"},
-    "trimmed": {"local", "fedfomo", "hypcluster", "fedproto"},
-    "median": {"local", "fedfomo", "hypcluster", "fedproto", "fedpac", "fedpac-proto", "pfedhn", "fedcac"},
-    "client": {"local", "fedfomo", "hypcluster", "pfedhn", "feddyn", "fedreg", "fedcac"} | STATISTICS,
-    "sample": {"fedfomo", "hypcluster", "fedem", "gpfl", "fedreg", "fedrod", "fedlc"} | STATISTICS,
+    "clip": {"local", "fedfomo", "hypcluster", "apple"},
+    "trimmed": {"local", "fedfomo", "hypcluster", "fedproto", "apple"},
+    "median": {"local", "fedfomo", "hypcluster", "fedproto", "fedpac", "fedpac-proto", "pfedhn", "fedcac", "apple"},
+    "client": {"local", "fedfomo", "hypcluster", "pfedhn", "feddyn", "fedreg", "fedcac", "apple", "fedas"} | STATISTICS,
+    "sample": {"fedfomo", "hypcluster", "fedem", "gpfl", "fedreg", "fedrod", "fedlc", "fedas"} | STATISTICS,
     "statistics": set(METHODS) - {"fedpac", "fedpac-proto"},
     "both": set(METHODS) - {"fedproto"},
 }

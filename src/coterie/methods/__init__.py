@@ -12,9 +12,11 @@ from coterie.core.importing import imported
 from coterie.core.method import AnyMethod, Method
 from coterie.core.names import spelling
 from coterie.methods.apfl import APFL
+from coterie.methods.apple import APPLE
 from coterie.methods.ditto import Ditto
 from coterie.methods.fedala import FedALA
 from coterie.methods.fedamp import FedAMP
+from coterie.methods.fedas import FedAS
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.fedavgm import FedAvgM
 from coterie.methods.fedbabu import FedBABU
@@ -53,6 +55,7 @@ from coterie.methods.scaffold import SCAFFOLD
 
 __all__ = [
     "APFL",
+    "APPLE",
     "GPFL",
     "METHODS",
     "MOON",
@@ -63,6 +66,7 @@ __all__ = [
     "Ditto",
     "FedALA",
     "FedAMP",
+    "FedAS",
     "FedAvg",
     "FedAvgM",
     "FedBABU",
@@ -144,6 +148,8 @@ METHODS: dict[str, type[AnyMethod]] = {
     "fedntd": FedNTD,
     "fedphp": FedPHP,
     "fedcac": FedCAC,
+    "apple": APPLE,
+    "fedas": FedAS,
 }
 
 RESULT_POINTS = {"pre", "post", "finished", "global"}  # see core/method.py
