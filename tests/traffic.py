@@ -49,4 +49,6 @@ NUMBERS: dict[str, tuple[Formula, Formula]] = {
     "fedcac": (lambda b, h, k, d: b + h + (b + h) // 4 + 1, lambda b, h, k, d: b + h),
     "apple": (lambda b, h, k, d: b + h, lambda b, h, k, d: 5 * (b + h) + 2),  # m = 5 clients
     "fedas": (lambda b, h, k, d: b + 1, lambda b, h, k, d: b),
+    "pfedfda": (lambda b, h, k, d: b + k * d + d * d + 1, lambda b, h, k, d: b + k * d + d * d),
+    "cfl": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),
 }

@@ -47,6 +47,7 @@ REFUSED = {
     "pfedhn": "does more with the clients' weights than add them",
     "fedpac-proto": "does more with the clients' weights than add them",
     "fedcac": "does more with the clients' weights than add them",
+    "cfl": "does more with the clients' weights than add them",
 }
 
 

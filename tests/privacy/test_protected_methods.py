@@ -22,12 +22,15 @@ KINDS: dict[str, dict[str, Any]] = {
     "both": {"dp": "sample", "dp_statistics": 0.5, "dp_statistics_clip": 1.0},
 }
 STATISTICS = {"fedpac", "fedpac-proto", "fedproto"}
+TREATS_EACH = {"fedfomo", "hypcluster", "apple", "cfl"}  # the server compares clients, or hands their models on
 REFUSED = {
-    "clip": {"local", "fedfomo", "hypcluster", "apple"},
-    "trimmed": {"local", "fedfomo", "hypcluster", "fedproto", "apple"},
-    "median": {"local", "fedfomo", "hypcluster", "fedproto", "fedpac", "fedpac-proto", "pfedhn", "fedcac", "apple"},
-    "client": {"local", "fedfomo", "hypcluster", "pfedhn", "feddyn", "fedreg", "fedcac", "apple", "fedas"} | STATISTICS,
-    "sample": {"fedfomo", "hypcluster", "fedem", "gpfl", "fedreg", "fedrod", "fedlc", "fedas"} | STATISTICS,
+    "clip": {"local"} | TREATS_EACH,
+    "trimmed": {"local", "fedproto", "pfedfda"} | TREATS_EACH,
+    "median": {"local", "fedproto", "fedpac", "fedpac-proto", "pfedhn", "fedcac", "pfedfda"} | TREATS_EACH,
+    "client": {"local", "pfedhn", "feddyn", "fedreg", "fedcac", "fedas"} | TREATS_EACH | STATISTICS,
+    "sample": {"fedem", "gpfl", "fedreg", "fedrod", "fedlc", "fedas", "pfedfda"}
+    | {"fedfomo", "hypcluster"}
+    | STATISTICS,
     "statistics": set(METHODS) - {"fedpac", "fedpac-proto"},
     "both": set(METHODS) - {"fedproto"},
 }

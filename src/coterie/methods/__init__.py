@@ -13,6 +13,7 @@ from coterie.core.method import AnyMethod, Method
 from coterie.core.names import spelling
 from coterie.methods.apfl import APFL
 from coterie.methods.apple import APPLE
+from coterie.methods.cfl import CFL
 from coterie.methods.ditto import Ditto
 from coterie.methods.fedala import FedALA
 from coterie.methods.fedamp import FedAMP
@@ -49,6 +50,7 @@ from coterie.methods.moon import MOON
 from coterie.methods.per_fedavg import PerFedAvg
 from coterie.methods.mr_mtl import MRMTL
 from coterie.methods.pfakd import PFAKD
+from coterie.methods.pfedfda import pFedFDA
 from coterie.methods.pfedhn import pFedHN
 from coterie.methods.pfedme import pFedMe
 from coterie.methods.scaffold import SCAFFOLD
@@ -56,6 +58,7 @@ from coterie.methods.scaffold import SCAFFOLD
 __all__ = [
     "APFL",
     "APPLE",
+    "CFL",
     "GPFL",
     "METHODS",
     "MOON",
@@ -102,6 +105,7 @@ __all__ = [
     "identifier",
     "method_class",
     "method_name",
+    "pFedFDA",
     "pFedHN",
     "pFedMe",
     "parts",
@@ -150,6 +154,8 @@ METHODS: dict[str, type[AnyMethod]] = {
     "fedcac": FedCAC,
     "apple": APPLE,
     "fedas": FedAS,
+    "pfedfda": pFedFDA,
+    "cfl": CFL,
 }
 
 RESULT_POINTS = {"pre", "post", "finished", "global"}  # see core/method.py
