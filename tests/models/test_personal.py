@@ -18,7 +18,16 @@ from coterie.methods import METHODS
 from coterie.models.personal import Composite, OneNetwork
 from tests import toy
 
-PARTS = ("fedrod", "knn-per", "fedem", "gpfl", "fedreg", "feddbe", "fedcp")  # whose model is more than one network
+PARTS = (  # whose model is more than one network
+    "fedrod",
+    "knn-per",
+    "fedem",
+    "gpfl",
+    "fedreg",
+    "feddbe",
+    "fedcp",
+    "pfedfda",
+)
 CLIENT = 3
 
 every_method = pytest.mark.parametrize("name", METHODS)
