@@ -114,7 +114,7 @@ def test_rounds_equal_the_plain_implementation(
     for joined, turn in rounds:
         expected.round(joined, turn)
     server, _ = plain.federation(method, data, toy.model(), rounds)
-    assert int(server.count) == len(expected.models)
+    assert int(server.made) == len(expected.models)
     for number, (model, members) in enumerate(zip(expected.models, expected.members, strict=True)):
         plain.assert_close(plain.named(tree.pick(server.models, number), toy.network()), model)
         assert [i for i in range(5) if int(server.cluster[i]) == number] == members
@@ -122,7 +122,7 @@ def test_rounds_equal_the_plain_implementation(
 
 def test_the_cases_above_split() -> None:
     server, _ = plain.federation(CFL(train=SGD, **EAGER), plain.data(), toy.model(), EVERYONE)
-    assert int(server.count) > 2
+    assert int(server.made) > 2
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_before_a_split_it_is_fedavg(settings: dict[str, float]) -> None:
     method = CFL(train=SGD, **settings)  # type: ignore[arg-type]
     found, _ = plain.federation(method, plain.data(), toy.model())
     averaged, _ = plain.federation(FedAvg(train=SGD), plain.data(), toy.model())
-    assert int(found.count) == 1
+    assert int(found.made) == 1
     sent = method.server_send(found, torch.tensor(3)).weights
     assert toy.distance(tree.flatten(sent), tree.flatten(averaged.weights)) < 1e-14
 
@@ -149,9 +149,9 @@ def test_two_groups_by_hand() -> None:
 def test_a_cluster_waits_for_all_its_clients() -> None:
     method = CFL(train=SGD, **EAGER)
     server, _ = plain.federation(method, plain.data(), toy.model(), [([0, 1, 2, 3], Turn(0))])
-    assert int(server.count) == 1
+    assert int(server.made) == 1
     server, _ = plain.federation(method, plain.data(), toy.model(), [([0, 1, 2, 3], Turn(0)), ([4], Turn(1))])
-    assert int(server.count) == 2
+    assert int(server.made) == 2
     assert not server.known.any()
 
 
@@ -168,5 +168,5 @@ def test_splits_stacked_equal_looped() -> None:
     method = toy.method("cfl", **EAGER)
     expected, _ = toy.looped(method, toy.model(), toy.toy(), join_ratio=1.0)
     found, _ = toy.stacked(method, toy.model(), toy.toy(), join_ratio=1.0)
-    assert int(expected["server.count"]) > 1
+    assert int(expected["server.made"]) > 1
     assert toy.distance(expected, found) < 1e-10

@@ -32,7 +32,7 @@ DIFFERENT = "its server splits clusters by how updates differ"
 class Server(NamedTuple):
     models: Weights  # (C, ...) of the clusters; copies of the start where there is none yet
     cluster: Tensor  # (m,) the cluster of each client
-    count: Tensor  # () number of clusters
+    made: Tensor  # () number of clusters so far
     updates: Tree  # (m, ...) ΔW_i of each client's last training
     samples: Tensor  # (m,) n_i
     known: Tensor  # (m,) whether the client has trained in its cluster
@@ -107,7 +107,7 @@ class CFL(Method[Server, State, Down, Up]):
         )
         lengths, cosines = compared(after.updates)
         for number in range(self.clusters - 1):  # a new cluster is not split in the round it is made
-            after = self.split(after, number, server.count, lengths, cosines)
+            after = self.split(after, number, server.made, lengths, cosines)
         return after
 
     def averaged(self, models: Weights, joined: Tensor, ups: Up) -> Weights:
@@ -127,12 +127,12 @@ class CFL(Method[Server, State, Down, Up]):
         short = torch.stack([t.square().sum() for t in mean.values()]).sum().sqrt()
         first, across = bipartition(cosines, member)
         due = (
-            (number < count) & (server.count < self.clusters) & (server.known | ~member).all() & (member.sum() > 1)
+            (number < count) & (server.made < self.clusters) & (server.known | ~member).all() & (member.sum() > 1)
             & (short < self.settled) & (torch.where(member, lengths, 0.0).max() > self.apart)
             & (self.error < ((1 - across) / 2).clamp_min(0).sqrt())
         )  # fmt: skip
         leaving = due & member & ~first
-        place = torch.arange(self.clusters, device=member.device) == server.count
+        place = torch.arange(self.clusters, device=member.device) == server.made
 
         def copied(models: Tensor) -> Tensor:
             here = (due & place).view(-1, *[1] * (models.ndim - 1))
@@ -140,8 +140,8 @@ class CFL(Method[Server, State, Down, Up]):
 
         return server._replace(
             models=tree.apply(copied, server.models),
-            cluster=torch.where(leaving, server.count, server.cluster),
-            count=server.count + due,
+            cluster=torch.where(leaving, server.made, server.cluster),
+            made=server.made + due,
             known=server.known & ~(due & member),
         )
 
