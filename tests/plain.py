@@ -85,6 +85,7 @@ def federation(
         ids = torch.tensor(joined)
         answers = clients.train(ids, send(method, server, ids), turn)
         server = method.server_receive(server, answers.clients, answers.ups)
+        server = method.server_train(clients.model, server, random.server_key(SEED, turn.round))
     return server, clients
 
 

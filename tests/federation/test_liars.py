@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from coterie.core import ranges, tree
+from coterie.core import random, ranges, tree
 from coterie.core.errors import CoterieError
 from coterie.core.method import Method
 from coterie.execution import Answers, Looped
@@ -24,7 +24,7 @@ from coterie.methods import METHODS, VARIANTS
 from coterie.privacy import Protection
 from tests import toy
 
-EVERYONE = torch.arange(5)
+EVERYONE, KEY = torch.arange(5), random.server_key(0, 0)
 LIARS = (1, 4)
 WHOLE = (99, -1, 1, 2**31 - 1, -(2**31), 3)
 NUMBERS = (
@@ -51,7 +51,7 @@ def honest(name: str, batch_norm: bool) -> Honest:
     clients.join(method.server_welcome(server))
     returned = clients.begin(EVERYONE, send(method, server, EVERYONE), Turn(0))
     assert bool(returned.finite.all())
-    return Honest(clients, server, returned.ups, receive(server, clients, returned.whole()))
+    return Honest(clients, server, returned.ups, receive(server, clients, returned.whole(), KEY))
 
 
 def lies(t: Tensor) -> Iterator[Tensor]:
@@ -85,7 +85,7 @@ def told(name: str, batch_norm: bool, every: int) -> int:
         if not usable[liar]:
             fault = returned.fault(liar)
             assert f"`{field}`" in fault or fault == "its update is not finite", (field, lie, fault)
-        answers, after = received(returned.sift(), lambda answers: receive(server, clients, answers), 1, 0.5)
+        answers, after = received(returned.sift(), lambda answers: receive(server, clients, answers, KEY), 1, 0.5)
         assert answers.left_out in ((), (liar,)), (field, lie)  # nobody else is blamed
         for where, t in tree.items(after):
             if t.is_floating_point():
@@ -93,7 +93,7 @@ def told(name: str, batch_norm: bool, every: int) -> int:
                 assert not where.endswith("running_var") or (t >= 0).all(), (field, lie)
         if answers.left_out:  # as if the liar had never answered
             picked = torch.tensor(others)
-            expected = receive(server, clients, Answers(picked, tree.pick(ups, picked), (liar,)))
+            expected = receive(server, clients, Answers(picked, tree.pick(ups, picked), (liar,)), KEY)
             toy.assert_same(tree.flatten(expected), tree.flatten(after))
     return count
 
@@ -207,7 +207,7 @@ def test_an_exception_in_the_server_finds_the_culprits(
     lied = tree.fill(honest("fedavg", False).ups, ups)
 
     def take(answers: Answers) -> Any:
-        return receive(server, clients, answers)
+        return receive(server, clients, answers, KEY)
 
     kept, after = received(Answers(EVERYONE, lied, ()), take, 4, 0.5)
     assert kept.left_out == liars

@@ -107,6 +107,18 @@ class Method(Explicit, ABC, Generic[Server, State, Down, Up]):
     def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
         """The next server state. clients: (S,) ids. ups: one Up with a leading axis of S."""
 
+    def server_train(self, model: Model, server: Server, key: Tensor) -> Server:
+        """Training on the server, after `server_receive` in every round. key: () random key of this round.
+
+        What it trains on is in the server's state, where `server_receive` puts it.
+        """
+        return server
+
+    @property
+    def trains_on_server(self) -> bool:
+        """Whether the server trains."""
+        return type(self).server_train is not Method.server_train
+
     def client_finish(self, model: Model, state: State, down: Down, data: Data) -> State:
         """The final step after the last round, such as fine-tuning or building a datastore."""
         return state

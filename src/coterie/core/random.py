@@ -17,7 +17,7 @@ _MIX1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX2 = -7723592293110705685  # 0x94D049BB133111EB
 
 # Purposes of draws; different purposes draw different numbers.
-PARTICIPANTS, SHUFFLE, AUGMENT, DROPOUT, SPLIT, REBALANCE, EXPLORE, NEWCOMERS, NOISE, DRAW = range(10)
+PARTICIPANTS, SHUFFLE, AUGMENT, DROPOUT, SPLIT, REBALANCE, EXPLORE, NEWCOMERS, NOISE, DRAW, SERVER = range(11)
 
 
 def scramble(x: Tensor) -> Tensor:
@@ -45,6 +45,11 @@ def _wrap(x: int) -> int:
 
 def seed_key(seed: int) -> Tensor:
     return scramble(torch.tensor(_wrap(seed), dtype=torch.int64))
+
+
+def server_key(seed: int, round: int) -> Tensor:
+    """() random key of the server in a round; ~: no client draws from this stream."""
+    return fold(seed_key(~seed), SERVER, round)
 
 
 def bits(key: Tensor, samples: Tensor) -> Tensor:

@@ -93,6 +93,8 @@ class Rehearsal:
                 self._logits("client_predict", method.client_predict(model, finished, down, data.x), data)
         received = method.server_receive(server, torch.arange(2), tree.stack(ups))
         self._same_form("server_receive", "server_init", server, self._tree("server_receive", received))
+        learned = method.server_train(model, received, random.server_key(0, 0))
+        self._same_form("server_train", "server_init", server, self._tree("server_train", learned))
         for (state, _), down, data in zip(trained, downs, self.clients, strict=True):
             with torch.no_grad():
                 self._logits("client_predict", method.client_predict(model, state, down, data.x), data)

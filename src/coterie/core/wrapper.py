@@ -56,6 +56,13 @@ class Around(Method[Any, Any, Any, Any]):
     def server_receive(self, server: Any, clients: Tensor, ups: Any) -> Any:
         return self.inner.server_receive(server, clients, ups)
 
+    def server_train(self, model: Model, server: Any, key: Tensor) -> Any:
+        return self.inner.server_train(model, server, key)
+
+    @property
+    def trains_on_server(self) -> bool:
+        return self.inner.trains_on_server
+
     def client_finish(self, model: Model, state: Any, down: Any, data: Data) -> Any:
         return self.inner.client_finish(model, state, down, data)
 

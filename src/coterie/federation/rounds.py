@@ -106,7 +106,7 @@ def play(
 
     def take(answers: Answers) -> Any:
         with timer.time("receive"):
-            return tree.apply(aligned, receive(server, backend, answers))
+            return tree.apply(aligned, receive(server, backend, answers, random.server_key(settings.seed, number)))
 
     def measure(after: Any) -> Measurements:
         report = backend.method.server_report(after)
@@ -165,10 +165,13 @@ def known_on_cpu(t: Tensor) -> bool:
     return t.device.type == "cpu"
 
 
-def receive(server: Any, backend: Backend, answers: Answers) -> Any:
+def receive(server: Any, backend: Backend, answers: Answers, key: Tensor) -> Any:
+    """The server's next state. key: () random key of its training."""
+    method = backend.method
     with devices.selected(backend.device):
-        ids = answers.clients.to(backend.device, non_blocking=True)
-        return backend.method.server_receive(server, ids, answers.ups)
+        ids, key = (t.to(backend.device, non_blocking=True) for t in (answers.clients, key))
+        after = method.server_receive(server, ids, answers.ups)
+        return method.server_train(backend.model, after, key) if method.trains_on_server else after
 
 
 def sift(returned: Returned, turn: Turn, max_left_out: float = 1.0) -> Answers:

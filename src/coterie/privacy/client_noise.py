@@ -61,6 +61,9 @@ class ClientNoise(Around):
         after = self.inner.server_receive(server.server, clients, moved(ups, downs, rows))
         return Noisy(after, random.fold(server.key, random.NOISE))
 
+    def server_train(self, model: Model, server: Noisy, key: Tensor) -> Noisy:
+        return server._replace(server=self.inner.server_train(model, server.server, key))
+
     def server_welcome(self, server: Noisy) -> Tree:
         return self.inner.server_welcome(server.server)
 

@@ -83,6 +83,8 @@ class Examination:
         return self.method.client_train(self.model, state, down, data)[1]
 
     def parts(self) -> WeightParts:
+        if self.method.trains_on_server:
+            raise Refusal("its server trains on what clients send, so it must read it")
         if not tree.leaves(self.ups):
             raise Refusal("its clients send nothing")
         if not self.uploaded:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.core import tree
+from coterie.core import random, tree
 from coterie.core.batch import Batch, Data, Epoch
 from coterie.core.method import Census, Method
 from coterie.core.training import LocalTraining
@@ -101,6 +101,7 @@ def only_gradients(method: AnyMethod) -> str | None:
             strict=True,
         )
         server = method.server_receive(server, torch.arange(len(samples)), tree.stack(list(ups)))
+        server = method.server_train(model, server, random.server_key(0, 0))
         down = method.server_send(server, torch.tensor(client))
         for own in (data, replace(data, x=others, y=labels)):
             begun.append(method.client_init(model, own, welcome))
