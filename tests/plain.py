@@ -110,3 +110,26 @@ def slope(weights: Weights, data: FederatedData, decay: float) -> float:
     loss = nn.functional.cross_entropy(data.train.x @ w.T + b, data.train.y)
     loss = loss + decay / 2 * (w.square().sum() + b.square().sum())
     return float(torch.cat([g.flatten() for g in torch.autograd.grad(loss, (w, b))]).norm())
+
+
+def locally(
+    weights: dict[str, Tensor], data: FederatedData, i: int, turn: Turn, sgd: LocalTraining
+) -> dict[str, Tensor]:
+    """A client's network after a round of local training on cross entropy, from these weights."""
+    net = toy.network(any("running" in name for name in weights)).double()
+    net.load_state_dict(weights, strict=False)
+    optimizer = optimiser(net.parameters(), sgd, turn)
+    for x, y in batches(data, i, turn, sgd):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    return copy(net)
+
+
+def mean_loss(weights: dict[str, Tensor], data: FederatedData, i: int) -> float:
+    """Of these weights on all training samples of a client, in evaluation mode."""
+    net = toy.network(any("running" in name for name in weights)).double().eval()
+    net.load_state_dict(weights, strict=False)
+    x, y = data.train.client(i)
+    with torch.no_grad():
+        return float(nn.functional.cross_entropy(net((x.double() / 255 - 0.5) / 0.5), y))

@@ -51,4 +51,7 @@ NUMBERS: dict[str, tuple[Formula, Formula]] = {
     "fedas": (lambda b, h, k, d: b + 1, lambda b, h, k, d: b),
     "pfedfda": (lambda b, h, k, d: b + k * d + d * d + 1, lambda b, h, k, d: b + k * d + d * d),
     "cfl": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),
+    "q-fedavg": (lambda b, h, k, d: b + h + 2, lambda b, h, k, d: b + h),
+    "afl": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),
+    "fedsam": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),
 }

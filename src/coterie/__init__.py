@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from coterie.execution.choice import Execution
     from coterie.federation import Ending, History, Round, Safety, Settings
     from coterie.methods import (
+        AFL,
         APFL,
         APPLE,
         CFL,
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
         FedReG,
         FedRep,
         FedRoD,
+        FedSAM,
         HypCluster,
         KNNPer,
         LGFedAvg,
@@ -78,6 +80,7 @@ if TYPE_CHECKING:
         pFedFDA,
         pFedHN,
         pFedMe,
+        qFedAvg,
     )
     from coterie.models.adapters import freeze, lora
     from coterie.privacy import Protection
@@ -129,6 +132,9 @@ _HOMES = {  # module -> what it has of ours; imported when first used, so that `
         "FedCRC", "FedDyn", "FedEM", "FedFomo", "FedLC", "FedNTD", "FedPAC", "FedPACProto", "FedPHP", "FedPer",
         "FedProto", "FedProx", "FedReG", "FedRep", "FedRoD", "HypCluster", "KNNPer", "LGFedAvg", "Local", "pFedFDA",
         "pFedHN", "pFedMe",
+        "FedSAM",
+        "AFL",
+        "qFedAvg",
     ),
     "coterie.models.adapters": ("freeze", "lora"),
     "coterie.privacy": ("Protection",),
@@ -146,6 +152,7 @@ _MODULES = {  # modules by their public names
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "AFL",
     "APFL",
     "APPLE",
     "CFL",
@@ -194,6 +201,7 @@ __all__ = [
     "FedReG",
     "FedRep",
     "FedRoD",
+    "FedSAM",
     "FederatedData",
     "History",
     "HypCluster",
@@ -232,6 +240,7 @@ __all__ = [
     "pFedHN",
     "pFedMe",
     "protections",
+    "qFedAvg",
     "random",
     "ranges",
     "run",

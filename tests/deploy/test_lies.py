@@ -218,6 +218,8 @@ def wrong(name: str, t: Tensor, announced: float, method: Any) -> bool:
             return bool((t < 0).any()) or not 1e-9 * announced <= float(t.double().sum()) <= 1.011 * announced
         case "variance" | "information":
             return bool((t < 0).any())
+        case "loss":
+            return isinstance(method, METHODS["q-fedavg"]) and bool((t < 0).any())
         case "cluster":
             return not 0 <= int(t) < method.clusters
     return False

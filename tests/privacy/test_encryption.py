@@ -45,6 +45,7 @@ REFUSED = {
     "fedamp": "computes `attention` from the clients' weights, but not as a linear combination",
     "fedfomo": "`values` depend on the eighth digit",
     "pfedhn": "does more with the clients' weights than add them",
+    "q-fedavg": "computes `weights` from the clients' weights, but not as a linear combination",
     "fedpac-proto": "does more with the clients' weights than add them",
     "fedcac": "does more with the clients' weights than add them",
     "cfl": "does more with the clients' weights than add them",

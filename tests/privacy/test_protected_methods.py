@@ -21,28 +21,22 @@ KINDS: dict[str, dict[str, Any]] = {
     "statistics": {"dp_statistics": 0.5, "dp_statistics_clip": 1.0},
     "both": {"dp": "sample", "dp_statistics": 0.5, "dp_statistics_clip": 1.0},
 }
+FAIR = {"q-fedavg", "afl"}  # by the loss that each client sends
 STATISTICS = {"fedpac", "fedpac-proto", "fedproto"}
-TREATS_EACH = {"fedfomo", "hypcluster", "apple", "cfl"}  # the server compares clients, or hands their models on
 REFUSED = {
-    "clip": {"local"} | TREATS_EACH,
-    "trimmed": {"local", "fedproto", "pfedfda"} | TREATS_EACH,
-    "median": {"local", "fedproto", "fedpac", "fedpac-proto", "pfedhn", "fedcac", "pfedfda"} | TREATS_EACH,
-    "client": {"local", "pfedhn", "feddyn", "fedreg", "fedcac", "fedas"} | TREATS_EACH | STATISTICS,
-    "sample": {"fedem", "gpfl", "fedreg", "fedrod", "fedlc", "fedas", "pfedfda"}
-    | {"fedfomo", "hypcluster"}
-    | STATISTICS,
+    "clip": {"local", "fedfomo", "hypcluster"},
+    "trimmed": {"local", "fedfomo", "hypcluster", "fedproto"},
+    "median": {"local", "fedfomo", "hypcluster", "fedproto", "fedpac", "fedpac-proto", "pfedhn"} | FAIR,
+    "client": {"local", "fedfomo", "hypcluster", "pfedhn", "feddyn", "fedreg"} | STATISTICS | FAIR,
+    "sample": {"fedfomo", "hypcluster", "fedem", "gpfl", "fedreg", "fedrod"} | STATISTICS | FAIR,
     "statistics": set(METHODS) - {"fedpac", "fedpac-proto"},
     "both": set(METHODS) - {"fedproto"},
 }
-REFUSED["client"] |= {"fednova", "fedamp", "feddbe"}
-REFUSED["sample"] |= {"per-fedavg", "fedala", "feddbe", "fedcp"}
-REFUSED["median"] |= {"fedamp"}
 # What they are refused for can be switched off.
 LIFTED = [
     ("client", "fedreg", {"rebalance": False}),
     ("sample", "fedreg", {"rebalance": False}),
     ("sample", "fedrod", {"balance": 0.0}),
-    ("sample", "fedlc", {"margin": 0.0}),
     ("both", "fedpac", {"align": 0.0}),
     ("both", "fedpac-proto", {"align": 0.0}),
 ]

@@ -93,6 +93,7 @@ CATEGORIES: dict[str, str] = {
     "up.values": COMPUTED,
     "up.condition": COMPUTED,
     "up.mean": COMPUTED,
+    "up.loss": COMPUTED,
     "scores.weighted": SCORES,
     "scores.total": SCORES,
     "scores.loss": SCORES,

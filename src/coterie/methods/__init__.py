@@ -11,6 +11,7 @@ from coterie.core.errors import CoterieError, unknown
 from coterie.core.importing import imported
 from coterie.core.method import AnyMethod, Method
 from coterie.core.names import spelling
+from coterie.methods.afl import AFL
 from coterie.methods.apfl import APFL
 from coterie.methods.apple import APPLE
 from coterie.methods.cfl import CFL
@@ -41,6 +42,7 @@ from coterie.methods.fedprox import FedProx
 from coterie.methods.fedreg import FedReG
 from coterie.methods.fedrep import FedRep
 from coterie.methods.fedrod import FedRoD
+from coterie.methods.fedsam import FedSAM
 from coterie.methods.gpfl import GPFL
 from coterie.methods.hypcluster import HypCluster
 from coterie.methods.knn_per import KNNPer
@@ -53,9 +55,11 @@ from coterie.methods.pfakd import PFAKD
 from coterie.methods.pfedfda import pFedFDA
 from coterie.methods.pfedhn import pFedHN
 from coterie.methods.pfedme import pFedMe
+from coterie.methods.q_fedavg import qFedAvg
 from coterie.methods.scaffold import SCAFFOLD
 
 __all__ = [
+    "AFL",
     "APFL",
     "APPLE",
     "CFL",
@@ -93,6 +97,7 @@ __all__ = [
     "FedReG",
     "FedRep",
     "FedRoD",
+    "FedSAM",
     "HypCluster",
     "KNNPer",
     "LGFedAvg",
@@ -109,6 +114,7 @@ __all__ = [
     "pFedHN",
     "pFedMe",
     "parts",
+    "qFedAvg",
     "training",
 ]
 
@@ -156,6 +162,9 @@ METHODS: dict[str, type[AnyMethod]] = {
     "fedas": FedAS,
     "pfedfda": pFedFDA,
     "cfl": CFL,
+    "q-fedavg": qFedAvg,
+    "afl": AFL,
+    "fedsam": FedSAM,
 }
 
 RESULT_POINTS = {"pre", "post", "finished", "global"}  # see core/method.py

@@ -156,7 +156,7 @@ def check_network(model: Model) -> None:
 
 @dataclass(frozen=True)
 class Tally(LocalTraining):
-    """Takes no step; counts the steps per batch of every epoch."""
+    """Every gradient is zero; counts the gradients per batch of every epoch."""
 
     uses: list[int] = field(default_factory=list, kw_only=True)
 
@@ -165,15 +165,15 @@ class Tally(LocalTraining):
             self.uses.append(0)
             yield Epoch(data.batch(torch.zeros(1, dtype=torch.int64, device=data.y.device), 0), 1, 1, 0)
 
-    def step(
-        self, params: P, loss: Callable[[P, Batch], Tensor], batch: Batch, rate: Tensor, momentum: Tree
-    ) -> tuple[P, Tree]:
+    def gradient(
+        self, params: P, loss: Callable[[P, Batch], Tensor], batch: Batch, weights: Tree, statistics: Tree
+    ) -> tuple[Tree, Tree]:
         self.uses[-1] += 1
-        return params, momentum
+        return {name: torch.zeros_like(w) for name, w in weights.items()}, statistics
 
 
 def uses(method: Any, model: Model, x: Tensor, train: bool) -> list[int]:
-    """Steps per batch, for every epoch of a client's training or of its final step.
+    """Gradients per batch, for every epoch of a client's training or of its final step.
 
     Counted by running the method on one arbitrary sample x (1, ...).
     """
