@@ -89,6 +89,27 @@ def federation(
     return server, clients
 
 
+def class_means(net: Any, data: FederatedData, i: int) -> dict[int, Tensor]:
+    """Class -> mean of the features of a client's training samples; the head is the last module."""
+    x, y = data.train.client(i)
+    with torch.no_grad():
+        z = net[:-1]((x.double() / 255 - 0.5) / 0.5)
+    return {k: z[y == k].mean(0) for k in y.unique().tolist()}
+
+
+def server_batches(
+    sent: Sequence[dict[int, Tensor]], turn: Turn, epochs: int, size: int
+) -> Iterable[tuple[Tensor, Tensor]]:
+    """Batches of class means and their classes that a server trains on; sent: by class, for each participant."""
+    places = [k in means for means in sent for k in range(toy.CLASSES)]
+    for epoch in range(epochs):
+        key = random.fold(random.server_key(SEED, turn.round), random.SHUFFLE, epoch)
+        order = random.shuffle(key, len(places), torch.tensor(places))[: sum(places)]
+        for part in torch.split(order, size):
+            pairs = [(sent[at // toy.CLASSES][at % toy.CLASSES], at % toy.CLASSES) for at in part.tolist()]
+            yield torch.stack([z for z, _ in pairs]), torch.tensor([k for _, k in pairs])
+
+
 def line(clients: int = 3, samples: int = 12) -> tuple[FederatedData, Model]:
     """A convex problem: softmax regression on 3 features, every client with labels of another mixture."""
     draw = torch.Generator().manual_seed(1)

@@ -54,4 +54,6 @@ NUMBERS: dict[str, tuple[Formula, Formula]] = {
     "q-fedavg": (lambda b, h, k, d: b + h + 2, lambda b, h, k, d: b + h),
     "afl": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),
     "fedsam": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),
+    "fedgh": (lambda b, h, k, d: k * d + k, lambda b, h, k, d: h),
+    "fedtgp": (lambda b, h, k, d: k * d + k, lambda b, h, k, d: k * d),
 }

@@ -39,6 +39,8 @@ pytest.importorskip("tenseal")
 REFUSED = {
     "local": "send nothing",
     "fedproto": "send no weights, only statistics",
+    "fedgh": "its server trains on what clients send",
+    "fedtgp": "its server trains on what clients send",
     "feddyn": "multiplies its state for `drift` by different factors",
     "fedavgm": "multiplies its state for `speed` by different factors",
     "fedopt": "computes `weights` from the clients' weights, but not as a linear combination",

@@ -22,15 +22,16 @@ KINDS: dict[str, dict[str, Any]] = {
     "both": {"dp": "sample", "dp_statistics": 0.5, "dp_statistics_clip": 1.0},
 }
 FAIR = {"q-fedavg", "afl"}  # by the loss that each client sends
-STATISTICS = {"fedpac", "fedpac-proto", "fedproto"}
+OWN_ENCODERS = {"fedproto", "fedgh", "fedtgp"}  # that send class statistics only
+STATISTICS = {"fedpac", "fedpac-proto"} | OWN_ENCODERS
 REFUSED = {
     "clip": {"local", "fedfomo", "hypcluster"},
-    "trimmed": {"local", "fedfomo", "hypcluster", "fedproto"},
-    "median": {"local", "fedfomo", "hypcluster", "fedproto", "fedpac", "fedpac-proto", "pfedhn"} | FAIR,
+    "trimmed": {"local", "fedfomo", "hypcluster"} | OWN_ENCODERS,
+    "median": {"local", "fedfomo", "hypcluster", "pfedhn"} | STATISTICS | FAIR,
     "client": {"local", "fedfomo", "hypcluster", "pfedhn", "feddyn", "fedreg"} | STATISTICS | FAIR,
     "sample": {"fedfomo", "hypcluster", "fedem", "gpfl", "fedreg", "fedrod"} | STATISTICS | FAIR,
     "statistics": set(METHODS) - {"fedpac", "fedpac-proto"},
-    "both": set(METHODS) - {"fedproto"},
+    "both": set(METHODS) - OWN_ENCODERS,
 }
 # What they are refused for can be switched off.
 LIFTED = [

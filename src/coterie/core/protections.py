@@ -24,6 +24,12 @@ OWN_ROWS = "its server treats every client by what this client sent, and with th
 WELCOME = "all clients receive a number computed from every client's number of samples, without noise"
 HEADS = "without them there is nothing to compare the clients' heads with, and their whole length would be clipped"
 SEND_STATISTICS = "clients send class statistics of their samples; give --dp-statistics too"
+STATISTICS_ONLY = "its clients send class statistics only, with zeros for classes they lack; use clip"
+OWN_ENCODERS = (
+    "its statistics come from an encoder that stays on the client and was trained on the same samples, so noise on "
+    "them alone protects little; add --dp sample"
+)
+COUNTED = "--dp-statistics protects samples there"
 OWN_MEANS = "features are drawn to the client's own class means where no client has sent any, without noise"
 
 

@@ -8,6 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from coterie.core.batch import Data
+from coterie.core.data import Transform
+
+PRESENT = 1e-6  # smallest share of a client's samples in a class that it has; noise on counts leaves less elsewhere
+
 
 class ClassStatistics(NamedTuple):
     counts: Tensor  # (K,) n_k
@@ -29,3 +34,20 @@ def merge_means(means: Tensor, counts: Tensor, previous: Tensor) -> Tensor:
     total = counts.sum(0)  # (K,)
     merged = torch.einsum("sk,skd->kd", counts / torch.where(total > 0, total, 1), means)
     return torch.where(total[:, None] > 0, merged, previous)
+
+
+def present(counts: Tensor) -> Tensor:
+    """(S, K) whether a client has samples of a class, by counts (S, K)."""
+    return counts > PRESENT * counts.sum(1, keepdim=True)
+
+
+def class_samples(means: Tensor, counts: Tensor, key: Tensor) -> Data:
+    """The class means (S, K, d) of clients as samples to train on, each with its class as label.
+
+    Classes that a client lacks, by its counts (S, K), are padding.
+    """
+    clients, classes, d = means.shape
+    y = torch.arange(classes, device=means.device).repeat(clients)
+    rate = torch.ones((), dtype=means.dtype, device=means.device)
+    real = present(counts).flatten()
+    return Data(means.reshape(-1, d), y, key, rate, classes, Transform(), real, alone=True)

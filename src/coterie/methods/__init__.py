@@ -33,6 +33,7 @@ from coterie.methods.fednova import FedNova
 from coterie.methods.fedopt import FedOpt
 from coterie.methods.fedlc import FedLC
 from coterie.methods.fedntd import FedNTD
+from coterie.methods.fedgh import FedGH
 from coterie.methods.fedpac import FedPAC
 from coterie.methods.fedpac_proto import FedPACProto
 from coterie.methods.fedper import FedPer
@@ -43,6 +44,7 @@ from coterie.methods.fedreg import FedReG
 from coterie.methods.fedrep import FedRep
 from coterie.methods.fedrod import FedRoD
 from coterie.methods.fedsam import FedSAM
+from coterie.methods.fedtgp import FedTGP
 from coterie.methods.gpfl import GPFL
 from coterie.methods.hypcluster import HypCluster
 from coterie.methods.knn_per import KNNPer
@@ -88,6 +90,7 @@ __all__ = [
     "FedOpt",
     "FedLC",
     "FedNTD",
+    "FedGH",
     "FedPAC",
     "FedPACProto",
     "FedPHP",
@@ -98,6 +101,7 @@ __all__ = [
     "FedRep",
     "FedRoD",
     "FedSAM",
+    "FedTGP",
     "HypCluster",
     "KNNPer",
     "LGFedAvg",
@@ -165,6 +169,8 @@ METHODS: dict[str, type[AnyMethod]] = {
     "q-fedavg": qFedAvg,
     "afl": AFL,
     "fedsam": FedSAM,
+    "fedgh": FedGH,
+    "fedtgp": FedTGP,
 }
 
 RESULT_POINTS = {"pre", "post", "finished", "global"}  # see core/method.py

@@ -19,7 +19,17 @@ from coterie.core.errors import unknown
 from coterie.core.losses import squared_error
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
-from coterie.core.protections import NOTHING_SENT, SEND_STATISTICS, Protections, refused, robust, unless
+from coterie.core.protections import (
+    COUNTED,
+    NOTHING_SENT,
+    OWN_ENCODERS,
+    SEND_STATISTICS,
+    STATISTICS_ONLY,
+    Protections,
+    refused,
+    robust,
+    unless,
+)
 from coterie.core.ranges import Counted
 from coterie.core.statistics import class_statistics, merge_means
 from coterie.core.tree import Tree
@@ -60,19 +70,12 @@ class FedProto(Method[Server, State, Down, Up]):
     needs_classes: ClassVar[bool] = True
     protections: ClassVar[Protections] = {
         "robust-clip": unless(NOTHING_SENT, prototypes="global"),
-        **robust(
-            refused("its clients send class statistics only, with zeros for classes they lack; use clip"),
-            "robust-clip",
-        ),
+        **robust(refused(STATISTICS_ONLY), "robust-clip"),
         "dp-client": refused(
-            "its server weights prototypes by class counts, which would need separate noise; "
-            "--dp-statistics protects samples there"
+            f"its server weights prototypes by class counts, which would need separate noise; {COUNTED}"
         ),
         "dp-sample": refused(SEND_STATISTICS),
-        "dp-statistics": refused(
-            "its statistics come from an encoder that stays on the client and was trained on the same samples, so "
-            "noise on them alone protects little; add --dp sample"
-        ),
+        "dp-statistics": refused(OWN_ENCODERS),
         "dp-both": unless("features are aligned to the client's own class means, without noise", prototypes="global"),
     }
 
