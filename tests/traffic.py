@@ -56,4 +56,5 @@ NUMBERS: dict[str, tuple[Formula, Formula]] = {
     "fedsam": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),
     "fedgh": (lambda b, h, k, d: k * d + k, lambda b, h, k, d: h),
     "fedtgp": (lambda b, h, k, d: k * d + k, lambda b, h, k, d: k * d),
+    "fml": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),
 }

@@ -45,6 +45,7 @@ from coterie.methods.fedrep import FedRep
 from coterie.methods.fedrod import FedRoD
 from coterie.methods.fedsam import FedSAM
 from coterie.methods.fedtgp import FedTGP
+from coterie.methods.fml import FML
 from coterie.methods.gpfl import GPFL
 from coterie.methods.hypcluster import HypCluster
 from coterie.methods.knn_per import KNNPer
@@ -65,6 +66,7 @@ __all__ = [
     "APFL",
     "APPLE",
     "CFL",
+    "FML",
     "GPFL",
     "METHODS",
     "MOON",
@@ -171,6 +173,7 @@ METHODS: dict[str, type[AnyMethod]] = {
     "fedsam": FedSAM,
     "fedgh": FedGH,
     "fedtgp": FedTGP,
+    "fml": FML,
 }
 
 RESULT_POINTS = {"pre", "post", "finished", "global"}  # see core/method.py
