@@ -40,6 +40,7 @@ REFUSED = {
     "local": "send nothing",
     "fedproto": "send no weights, only statistics",
     "fedgh": "its server trains on what clients send",
+    "fedgen": "its server trains on what clients send",
     "fedtgp": "its server trains on what clients send",
     "feddyn": "multiplies its state for `drift` by different factors",
     "fedavgm": "multiplies its state for `speed` by different factors",

@@ -28,8 +28,8 @@ REFUSED = {
     "clip": {"local", "fedfomo", "hypcluster"},
     "trimmed": {"local", "fedfomo", "hypcluster"} | OWN_ENCODERS,
     "median": {"local", "fedfomo", "hypcluster", "pfedhn"} | STATISTICS | FAIR,
-    "client": {"local", "fedfomo", "hypcluster", "pfedhn", "feddyn", "fedreg"} | STATISTICS | FAIR,
-    "sample": {"fedfomo", "hypcluster", "fedem", "gpfl", "fedreg", "fedrod"} | STATISTICS | FAIR,
+    "client": {"local", "fedfomo", "hypcluster", "pfedhn", "feddyn", "fedreg", "fedgen"} | STATISTICS | FAIR,
+    "sample": {"fedfomo", "hypcluster", "fedem", "gpfl", "fedreg", "fedrod", "fedgen"} | STATISTICS | FAIR,
     "statistics": set(METHODS) - {"fedpac", "fedpac-proto"},
     "both": set(METHODS) - OWN_ENCODERS,
 }

@@ -67,6 +67,22 @@ def normal(key: Tensor, like: Tensor) -> Tensor:
     return drawn[: like.numel()].view(like.shape).to(like.dtype)
 
 
+def normals(keys: Tensor, size: int) -> Tensor:
+    """(B, size) independent standard normal numbers for each of the keys (B,), in float64 (Box-Muller)."""
+    pairs = (size + 1) // 2
+    draws = bits(keys[:, None], torch.arange(2 * pairs, device=keys.device)) >> 10  # (B, 2 pairs)
+    uniform = (draws.double() + 0.5) * 2.0**-53  # in (0, 1)
+    radius, angle = (-2 * uniform[:, :pairs].log()).sqrt(), 2 * math.pi * uniform[:, pairs:]
+    return torch.cat([radius * angle.cos(), radius * angle.sin()], 1)[:, :size]
+
+
+def categories(keys: Tensor, shares: Tensor) -> Tensor:
+    """(B,) a category for each of the keys (B,), with probabilities in proportion to shares (K,)."""
+    uniform = (bits(keys, torch.zeros_like(keys)) >> 10).double() * 2.0**-53  # in [0, 1)
+    edges = shares.double().cumsum(0)
+    return (uniform[:, None] * edges[-1] >= edges[:-1]).sum(1)
+
+
 def shuffle(key: Tensor, n: int, real: Tensor | None = None) -> Tensor:
     """(n,) a random order of n samples; the real ones first, in the order they would have without padding."""
     draws = bits(key, torch.arange(n, device=key.device))

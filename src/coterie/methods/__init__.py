@@ -33,6 +33,7 @@ from coterie.methods.fednova import FedNova
 from coterie.methods.fedopt import FedOpt
 from coterie.methods.fedlc import FedLC
 from coterie.methods.fedntd import FedNTD
+from coterie.methods.fedgen import FedGen
 from coterie.methods.fedgh import FedGH
 from coterie.methods.fedpac import FedPAC
 from coterie.methods.fedpac_proto import FedPACProto
@@ -93,6 +94,7 @@ __all__ = [
     "FedLC",
     "FedNTD",
     "FedGH",
+    "FedGen",
     "FedPAC",
     "FedPACProto",
     "FedPHP",
@@ -174,6 +176,7 @@ METHODS: dict[str, type[AnyMethod]] = {
     "fedgh": FedGH,
     "fedtgp": FedTGP,
     "fml": FML,
+    "fedgen": FedGen,
 }
 
 RESULT_POINTS = {"pre", "post", "finished", "global"}  # see core/method.py
