@@ -67,6 +67,11 @@ def normal(key: Tensor, like: Tensor) -> Tensor:
     return drawn[: like.numel()].view(like.shape).to(like.dtype)
 
 
+def uniform(keys: Tensor) -> Tensor:
+    """A number in [0, 1) for each key, in float64."""
+    return (bits(keys, torch.zeros_like(keys)) >> 10).double() * 2.0**-53
+
+
 def normals(keys: Tensor, size: int) -> Tensor:
     """(B, size) independent standard normal numbers for each of the keys (B,), in float64 (Box-Muller)."""
     pairs = (size + 1) // 2
@@ -78,9 +83,8 @@ def normals(keys: Tensor, size: int) -> Tensor:
 
 def categories(keys: Tensor, shares: Tensor) -> Tensor:
     """(B,) a category for each of the keys (B,), with probabilities in proportion to shares (K,)."""
-    uniform = (bits(keys, torch.zeros_like(keys)) >> 10).double() * 2.0**-53  # in [0, 1)
     edges = shares.double().cumsum(0)
-    return (uniform[:, None] * edges[-1] >= edges[:-1]).sum(1)
+    return (uniform(keys)[:, None] * edges[-1] >= edges[:-1]).sum(1)
 
 
 def shuffle(key: Tensor, n: int, real: Tensor | None = None) -> Tensor:

@@ -61,6 +61,7 @@ from coterie.methods.pfedhn import pFedHN
 from coterie.methods.pfedme import pFedMe
 from coterie.methods.q_fedavg import qFedAvg
 from coterie.methods.scaffold import SCAFFOLD
+from coterie.methods.superfed import SuPerFed
 
 __all__ = [
     "AFL",
@@ -111,6 +112,7 @@ __all__ = [
     "LGFedAvg",
     "Local",
     "PerFedAvg",
+    "SuPerFed",
     "ancestor",
     "checked_class",
     "described",
@@ -177,6 +179,7 @@ METHODS: dict[str, type[AnyMethod]] = {
     "fedtgp": FedTGP,
     "fml": FML,
     "fedgen": FedGen,
+    "superfed": SuPerFed,
 }
 
 RESULT_POINTS = {"pre", "post", "finished", "global"}  # see core/method.py
