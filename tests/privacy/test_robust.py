@@ -5,17 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
+from scipy.optimize import minimize
 from torch import Tensor
 
 from coterie.core import tree
 from coterie.core.errors import CoterieError
+from coterie.core.method import Census
 from coterie.core.wrapper import Around
 from coterie.execution import Stacked
 from coterie.federation import Settings, federate
+from coterie.methods import scaffold
 from coterie.privacy import Protection
-from coterie.privacy.robust import Robust
+from coterie.privacy.robust import ONE_FOR_ALL, WEISZFELD_STEPS, Robust
 from tests import toy
 
 
@@ -92,9 +96,132 @@ def test_negative_sizes_count_nothing() -> None:
 
 def test_clients_that_agree_are_left_as_they_are() -> None:
     """Nothing is changed where there is nothing to be changed: all move alike."""
-    for how in ("clip", "trimmed", "median"):
-        found = handed(how, [[1.0, 2.0]] * 4)
-        torch.testing.assert_close(found.weights["w"], torch.tensor([[2.0, 3.0]] * 4, dtype=torch.float64))
+    for how in ("clip", "trimmed", "median", *ONE_FOR_ALL):
+        found = handed(how, [[1.0, 2.0]] * 15)
+        torch.testing.assert_close(found.weights["w"], torch.tensor([[2.0, 3.0]] * 15, dtype=torch.float64))
+
+
+# Plain implementations, from the definitions: rows of numpy, sorted lists, one client after the other.
+
+
+def plain_scores(rows: np.ndarray, among: list[int], liars: int) -> dict[int, float]:
+    """Krum: the sum of the squared distances to the nearest ones, as many as there are honest others."""
+    found = {}
+    for i in among:
+        away = sorted(float(((rows[i] - rows[j]) ** 2).sum()) for j in among if j != i)
+        found[i] = sum(away[: max(len(among) - liars - 2, 1)])
+    return found
+
+
+def plain_krum(rows: np.ndarray, samples: np.ndarray, liars: int) -> np.ndarray:
+    found = plain_scores(rows, list(range(len(rows))), liars)
+    return rows[min(found, key=lambda i: found[i])]
+
+
+def plain_multi_krum(rows: np.ndarray, samples: np.ndarray, liars: int) -> np.ndarray:
+    found = plain_scores(rows, list(range(len(rows))), liars)
+    return rows[sorted(found, key=lambda i: found[i])[: len(rows) - liars]].mean(0)
+
+
+def plain_bulyan(rows: np.ndarray, samples: np.ndarray, liars: int) -> np.ndarray:
+    left, chosen = list(range(len(rows))), []
+    while len(chosen) < len(rows) - 2 * liars:
+        found = plain_scores(rows, left, liars)
+        chosen.append(min(found, key=lambda i: found[i]))
+        left.remove(chosen[-1])
+    out = []
+    for column in rows[chosen].T:
+        middle = np.median(column)
+        out.append(np.mean(sorted(column, key=lambda v: abs(v - middle))[: len(rows) - 4 * liars]))
+    return np.array(out)
+
+
+def plain_geometric_median(rows: np.ndarray, samples: np.ndarray, liars: int) -> np.ndarray:
+    weights, point = np.minimum(samples, np.median(samples)), np.zeros(rows.shape[1])
+    for _ in range(WEISZFELD_STEPS):
+        pull = weights / np.maximum(np.linalg.norm(rows - point, axis=1), 1e-6)
+        point = (pull[:, None] * rows).sum(0) / pull.sum()
+    return point
+
+
+PLAIN = {
+    "krum": plain_krum,
+    "multi-krum": plain_multi_krum,
+    "bulyan": plain_bulyan,
+    "geometric-median": plain_geometric_median,
+}
+
+
+@pytest.mark.parametrize("how", PLAIN)
+@pytest.mark.parametrize(("clients", "share", "liars"), [(11, 0.1, 2), (12, 0.08, 1), (19, 0.2, 4)])
+def test_one_for_all_equals_the_plain_implementation(how: str, clients: int, share: float, liars: int) -> None:
+    """Two tensors of unlike shape and one liar among normal rows; every client gets the same row."""
+    draw = np.random.default_rng(clients)
+    rows = draw.normal(size=(clients, 7))
+    rows[2] *= 1000
+    sizes = torch.tensor(draw.integers(5, 50, clients)).double()
+    moves = torch.tensor(rows)
+    ups = Up({"v": 3 + moves[:, :1], "w": 1 + moves[:, 1:].reshape(clients, 3, 2)}, sizes, torch.ones(clients, 2))
+    robust = Robust(inner=Sent(inner=toy.method("fedavg")), how=how, share=share)
+    found = robust.server_receive((), torch.arange(clients), ups)
+    flat = torch.cat([found.weights["v"] - 3, found.weights["w"].flatten(1) - 1], 1).numpy()
+    expected = PLAIN[how](rows, sizes.numpy(), liars)
+    np.testing.assert_allclose(flat, np.tile(expected, (clients, 1)), atol=1e-10)
+    assert found.samples.tolist() == [float(sizes.quantile(0.5))] * clients
+    assert np.abs(expected).max() < 5
+
+
+class Sent(Around):
+    def server_send(self, server: Any, client: Tensor) -> Down:
+        return Down({"v": torch.full((1,), 3.0).double(), "w": torch.ones(3, 2).double()})
+
+    def server_receive(self, server: Any, clients: Tensor, ups: Up) -> Up:
+        return ups
+
+
+def test_the_geometric_median_is_where_the_sum_of_distances_is_least() -> None:
+    rows = np.random.default_rng(0).normal(size=(9, 2))
+    found = handed("geometric-median", rows.tolist())
+    weights = np.minimum(np.arange(10, 100, 10), 50)
+    best = minimize(lambda v: float((weights * np.linalg.norm(rows - v, axis=1)).sum()), np.zeros(2), tol=1e-10)
+    np.testing.assert_allclose(found.weights["w"][0].numpy() - 1, best.x, atol=1e-4)
+
+
+def test_krum_by_hand() -> None:
+    """Five on a line at 0, 1, 2, 10 and 11, one may lie: two neighbors count, and 1 has the nearest ones."""
+    rows = [[0.0, 0.0], [1.0, 0.0], [2.0, 0.0], [10.0, 0.0], [11.0, 0.0]]
+    assert (handed("krum", rows).weights["w"] - 1).tolist() == [[1.0, 0.0]] * 5
+    mean = handed("multi-krum", rows).weights["w"][0, 0] - 1  # scores 5, 2, 5, 65, 82: without the last
+    assert float(mean) == pytest.approx((0 + 1 + 2 + 10) / 4)
+
+
+@pytest.mark.parametrize(("how", "enough"), [("krum", 5), ("multi-krum", 5), ("bulyan", 7)])
+def test_too_few_clients_are_refused_in_one_line(how: str, enough: int) -> None:
+    fedavg, protection = toy.method("fedavg"), Protection(robust=how, robust_share=0.14)  # f = 1 of at most 7
+    protection.around(fedavg, toy.model(), enough, 0)
+    with pytest.raises(
+        CoterieError, match=rf"^--robust {how} needs at least .f \+ 3 clients .* needs {enough};[^\n]*$"
+    ):
+        protection.around(fedavg, toy.model(), enough - 1, 0)
+    with pytest.raises(CoterieError, match="needs at least"):  # as if others had not answered
+        handed(how, ROWS[: enough - 1] + ROWS[: max(enough - 6, 0)], share=0.14)
+
+
+def test_two_fields_are_judged_together() -> None:
+    """The client with the most central weights lies in its controls, so it is not chosen."""
+    method, model = toy.method("scaffold"), toy.model()
+    server = method.server_init(model, Census(torch.full((5,), 9), torch.ones(5, 4, dtype=torch.int64)))
+    away = torch.tensor([0.0, 1.0, -1.0, 2.0, -2.0]).double()
+    weights = tree.apply(lambda t: t + away.view(-1, *[1] * t.ndim), model.start)
+    controls = tree.apply(lambda t: torch.zeros(5, *t.shape, dtype=t.dtype), tree.trained(model.start))
+    guarded = Robust(inner=method, how="krum")
+    honest = guarded.server_receive(server, torch.arange(5), scaffold.Up(weights, controls))
+    torch.testing.assert_close(honest.weights.head["bias"], model.start.head["bias"])
+    for t in controls.values():
+        t[0] = 1e3
+    found = guarded.server_receive(server, torch.arange(5), scaffold.Up(weights, controls))
+    assert not any(t.any() for t in found.control.values())
+    assert float((found.weights.head["bias"] - model.start.head["bias"]).abs().max()) == pytest.approx(1.0)
 
 
 @dataclass(frozen=True)
@@ -134,11 +261,12 @@ def accuracy(method: Any) -> float:
 @pytest.mark.parametrize(
     ("name", "how"),
     [("fedavg", "clip"), ("fedavg", "trimmed"), ("fedavg", "median"), ("scaffold", "trimmed"), ("fedpac", "clip"),
-     ("fedpac", "trimmed")],
+     ("fedpac", "trimmed"), ("fedavg", "krum"), ("fedavg", "multi-krum"), ("fedavg", "bulyan"),
+     ("fedavg", "geometric-median"), ("ditto", "multi-krum")],
 )  # fmt: skip
 def test_one_liar_among_eight(name: str, how: str) -> None:
     inner = toy.method(name, local_epochs=3, lr=0.1)
-    guarded, honest = Protection(robust=how).around(inner, toy.model(), 8, 0), accuracy(inner)
+    guarded, honest = Protection(robust=how, robust_share=0.12).around(inner, toy.model(), 8, 0), accuracy(inner)
     assert honest > 90
     for garbage in ("huge", "flipped", "random"):
         assert accuracy(Poisoned(inner=guarded, garbage=garbage)) > honest - 10, garbage

@@ -16,11 +16,12 @@ from typing import Any
 Rule = Callable[[Any], str | None]  # a method -> why it cannot have the protection; None: it can
 Protections = Mapping[str, Rule]
 
+# robust-median: also for krum and others where one update takes the place of all
 KINDS = ("robust-clip", "robust-trimmed", "robust-median", "dp-client", "dp-sample", "dp-statistics", "dp-both")
 
 NOTHING_SENT = "its clients send nothing"
 HANDED_ON = "its server hands every client's model on to others"
-OWN_ROWS = "its server treats every client by what this client sent, and with the median all have sent the same"
+OWN_ROWS = "its server treats every client by what this client sent, and here one update takes everyone's place"
 WELCOME = "all clients receive a number computed from every client's number of samples, without noise"
 HEADS = "without them there is nothing to compare the clients' heads with, and their whole length would be clipped"
 SEND_STATISTICS = "clients send class statistics of their samples; give --dp-statistics too"

@@ -20,11 +20,11 @@ from coterie.privacy.client_noise import ClientNoise
 from coterie.privacy.noise import Noise, ReproducibleNoise, SecretNoise
 from coterie.privacy.private_sgd import CUT, SampleNoise, check_network, uses
 from coterie.privacy.refusals import verdict
-from coterie.privacy.robust import Robust
+from coterie.privacy.robust import ONE_FOR_ALL, Robust, lying
 from coterie.privacy.statistics_noise import StatisticsNoise
 
 AnyMethod = Method[Any, Any, Any, Any]
-ROBUST = ("clip", "trimmed", "median")
+ROBUST = ("clip", "trimmed", "median", *ONE_FOR_ALL)
 LEVELS = ("client", "sample")
 REPRODUCIBLE = "drawn from the seed of a simulation: it gives no privacy"
 SECRET = "drawn from the operating system's secure generator, on the machine that adds it"  # noqa: S105 - a sentence
@@ -45,13 +45,14 @@ class Protection:
     """Protection against clients that send wrong updates, and against readers of what clients send."""
 
     robust: str | None = field(
-        default=None, metadata={"help": "robust aggregation of client updates: clip, trimmed or median"}
+        default=None, metadata={"help": f"robust aggregation of client updates: {', '.join(ROBUST)}"}
     )
     robust_norm: float | None = field(
         default=None, metadata={"help": "largest norm of an update, for clip (default: the median of all clients)"}
     )
     robust_share: float = field(
-        default=0.2, metadata={"help": "share of clients winsorized at either end, for trimmed"}
+        default=0.2,
+        metadata={"help": "share of clients winsorized at either end (trimmed), or that may lie (krum, bulyan)"},
     )
     dp: str | None = field(default=None, metadata={"help": "differential privacy at the level of a client or a sample"})
     dp_clip: float = field(default=1.0, metadata={"help": "largest norm of an update, or of a sample's gradient (C)"})
@@ -106,7 +107,7 @@ class Protection:
     def _reasons(self, method: AnyMethod) -> list[tuple[str, str | None]]:
         sample, statistics, options = self.dp == "sample", self.dp_statistics is not None, {}
         if self.robust:
-            options[f"--robust {self.robust}"] = f"robust-{self.robust}"
+            options[f"--robust {self.robust}"] = f"robust-{'median' if self.robust in ONE_FOR_ALL else self.robust}"
         if self.dp == "client":
             options["--dp client"] = "dp-client"
         if statistics:
@@ -145,6 +146,7 @@ class Protection:
                 inner=method, noise=self.dp_statistics, bound=self.dp_statistics_clip, source=source
             )
         if self.robust:
+            lying(self.robust, self.robust_share, joining)
             method = Robust(inner=method, how=self.robust, norm=self.robust_norm, share=self.robust_share)
         if self.dp == "client":
             method = ClientNoise(
