@@ -59,4 +59,5 @@ NUMBERS: dict[str, tuple[Formula, Formula]] = {
     "fml": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),
     "fedgen": (lambda b, h, k, d: b + h + k, lambda b, h, k, d: b + h + 256 * (33 + k) + 257 * d + k),
     "superfed": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h + 1),
+    "pfedla": (lambda b, h, k, d: b + h, lambda b, h, k, d: b + h),
 }

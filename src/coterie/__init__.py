@@ -84,6 +84,7 @@ if TYPE_CHECKING:
         pFedFDA,
         SuPerFed,
         pFedHN,
+        pFedLA,
         pFedMe,
         qFedAvg,
     )
@@ -137,6 +138,7 @@ _HOMES = {  # module -> what it has of ours; imported when first used, so that `
         "FedCRC", "FedDyn", "FedEM", "FedFomo", "FedLC", "FedNTD", "FedPAC", "FedPACProto", "FedPHP", "FedPer",
         "FedProto", "FedProx", "FedReG", "FedRep", "FedRoD", "HypCluster", "KNNPer", "LGFedAvg", "Local", "pFedFDA",
         "pFedHN", "pFedMe",
+        "pFedLA",
         "SuPerFed",
         "FedGen",
         "FML",
@@ -253,6 +255,7 @@ __all__ = [
     "methods",
     "pFedFDA",
     "pFedHN",
+    "pFedLA",
     "pFedMe",
     "protections",
     "qFedAvg",

@@ -47,6 +47,7 @@ REFUSED = {
     "fedopt": "computes `weights` from the clients' weights, but not as a linear combination",
     "fedamp": "computes `attention` from the clients' weights, but not as a linear combination",
     "fedfomo": "`values` depend on the eighth digit",
+    "pfedla": "computes `hyper` from the clients' weights, but not as a linear combination",
     "pfedhn": "does more with the clients' weights than add them",
     "q-fedavg": "computes `weights` from the clients' weights, but not as a linear combination",
     "fedpac-proto": "does more with the clients' weights than add them",

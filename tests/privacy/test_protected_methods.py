@@ -10,12 +10,14 @@ from coterie.core.errors import CoterieError
 from coterie.core.wrapper import innermost
 from coterie.methods import METHODS
 from coterie.privacy import Protection
+from coterie.privacy.robust import ONE_FOR_ALL
 from tests import toy
 
 KINDS: dict[str, dict[str, Any]] = {
     "clip": {"robust": "clip"},
     "trimmed": {"robust": "trimmed"},
     "median": {"robust": "median"},
+    "geometric-median": {"robust": "geometric-median"},
     "client": {"dp": "client"},
     "sample": {"dp": "sample"},
     "statistics": {"dp_statistics": 0.5, "dp_statistics_clip": 1.0},
@@ -27,8 +29,8 @@ STATISTICS = {"fedpac", "fedpac-proto"} | OWN_ENCODERS
 REFUSED = {
     "clip": {"local", "fedfomo", "hypcluster"},
     "trimmed": {"local", "fedfomo", "hypcluster"} | OWN_ENCODERS,
-    "median": {"local", "fedfomo", "hypcluster", "pfedhn"} | STATISTICS | FAIR,
-    "client": {"local", "fedfomo", "hypcluster", "pfedhn", "feddyn", "fedreg", "fedgen"} | STATISTICS | FAIR,
+    "median": {"local", "fedfomo", "hypcluster", "pfedhn", "pfedla"} | STATISTICS | FAIR,
+    "client": {"local", "fedfomo", "hypcluster", "pfedhn", "pfedla", "feddyn", "fedreg", "fedgen"} | STATISTICS | FAIR,
     "sample": {"fedfomo", "hypcluster", "fedem", "gpfl", "fedreg", "fedrod", "fedgen"} | STATISTICS | FAIR,
     "statistics": set(METHODS) - {"fedpac", "fedpac-proto"},
     "both": set(METHODS) - OWN_ENCODERS,
@@ -62,6 +64,19 @@ def assert_stacked_is_looped(method: Any) -> None:
     assert toy.distance(looped, stacked) < 1e-9
     assert all(t.isfinite().all() for t in looped.values())
     assert not any(record.left_out for record in history)
+
+
+REFUSED["geometric-median"] = REFUSED["median"]
+
+
+@pytest.mark.parametrize("how", ONE_FOR_ALL)
+@pytest.mark.parametrize("name", METHODS)
+def test_one_update_for_all_is_refused_where_the_median_is(how: str, name: str) -> None:
+    if name not in REFUSED["median"]:
+        Protection(robust=how).check(toy.method(name))
+        return
+    with pytest.raises(CoterieError, match=f"^{METHODS[name].title} does not support --robust {how}: ."):
+        Protection(robust=how).check(toy.method(name))
 
 
 @pytest.mark.parametrize("kind", KINDS)

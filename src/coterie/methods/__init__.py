@@ -58,6 +58,7 @@ from coterie.methods.mr_mtl import MRMTL
 from coterie.methods.pfakd import PFAKD
 from coterie.methods.pfedfda import pFedFDA
 from coterie.methods.pfedhn import pFedHN
+from coterie.methods.pfedla import pFedLA
 from coterie.methods.pfedme import pFedMe
 from coterie.methods.q_fedavg import qFedAvg
 from coterie.methods.scaffold import SCAFFOLD
@@ -122,6 +123,7 @@ __all__ = [
     "method_name",
     "pFedFDA",
     "pFedHN",
+    "pFedLA",
     "pFedMe",
     "parts",
     "qFedAvg",
@@ -180,6 +182,7 @@ METHODS: dict[str, type[AnyMethod]] = {
     "fml": FML,
     "fedgen": FedGen,
     "superfed": SuPerFed,
+    "pfedla": pFedLA,
 }
 
 RESULT_POINTS = {"pre", "post", "finished", "global"}  # see core/method.py
