@@ -21,7 +21,7 @@ from coterie.core.ranges import Samples
 from coterie.core.tree import Tree, average
 
 
-class Pair(NamedTuple):
+class Mutual(NamedTuple):
     personal: Weights
     shared: Weights  # the meme model
 
@@ -67,17 +67,17 @@ class FML(Method[Server, State, Down, Up]):
         return Down(server.weights)
 
     def client_init(self, model: Model, data: Data, welcome: Tree) -> State:
-        return State(model.start, self.train.start(Pair(model.start, model.start)))
+        return State(model.start, self.train.start(Mutual(model.start, model.start)))
 
     def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
-        def loss(pair: Pair, batch: Batch) -> Tensor:
+        def loss(pair: Mutual, batch: Batch) -> Tensor:
             personal, shared = model(pair.personal, batch.x), model(pair.shared, batch.x)
             a, b = self.personal_share, self.shared_share
             own = a * model.loss(personal, batch) + (1 - a) * kl_divergence(personal, shared.detach())
             meme = b * model.loss(shared, batch) + (1 - b) * kl_divergence(shared, personal.detach())
             return own + meme  # each depends on one of the models
 
-        pair, momentum = self.train(Pair(state.weights, down.shared), loss, data, state.momentum)
+        pair, momentum = self.train(Mutual(state.weights, down.shared), loss, data, state.momentum)
         return State(pair.personal, momentum), Up(pair.shared, data.samples)
 
     def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:

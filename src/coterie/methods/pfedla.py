@@ -26,7 +26,7 @@ from coterie.core.protections import ALLOWED, HANDED_ON, OWN_ROWS, Protections, 
 from coterie.core.tree import Tree
 
 
-class HyperNetwork(NamedTuple):
+class LayerHyperNetwork(NamedTuple):
     """Of one client, or with a leading axis of all m."""
 
     embedding: Tensor  # (e,) v_i
@@ -38,7 +38,7 @@ class HyperNetwork(NamedTuple):
 
 class Server(NamedTuple):
     models: Weights  # (m, ...) of all clients, as last uploaded
-    hyper: HyperNetwork  # (m, ...)
+    hyper: LayerHyperNetwork  # (m, ...)
 
 
 class State(NamedTuple):
@@ -76,7 +76,7 @@ class pFedLA(Method[Server, State, Down, Up]):
         own = self.own * torch.eye(m, dtype=like.dtype, device=like.device)
         outputs = like.new_zeros(m, layers, m, u), own[:, None].repeat(1, layers, 1)
         models = tree.apply(lambda t: t.expand(m, *t.shape).clone(), model.start)
-        return Server(models, HyperNetwork(embedding, hidden, bias, *outputs))
+        return Server(models, LayerHyperNetwork(embedding, hidden, bias, *outputs))
 
     def server_send(self, server: Server, client: Tensor) -> Down:
         mine = tree.apply(lambda t: t.index_select(0, client[None])[0], server.hyper)
@@ -103,12 +103,13 @@ class pFedLA(Method[Server, State, Down, Up]):
         ]
         return Server(tree.put(server.models, clients, ups.weights), tree.put(server.hyper, clients, tree.stack(moved)))
 
-    def descend(self, models: Weights, mine: HyperNetwork, trained: Weights) -> HyperNetwork:
+    def descend(self, models: Weights, mine: LayerHyperNetwork, trained: Weights) -> LayerHyperNetwork:
         """One step of a client's embedding and hypernetwork: η (∂θ̄_i / ∂(v_i, φ_i))^T Δθ_i, where Δθ_i = θ_i - θ̄_i."""
         sent, pull, *_ = torch.func.vjp(lambda hyper: tree.trained(mixed(models, shares(hyper))), mine)
         after = tree.trained(trained)
         (slope,) = pull({name: t - after[name] for name, t in sent.items()})
-        return tree.apply(lambda w, g: w - self.server_lr * g, mine, slope)
+        moved: LayerHyperNetwork = tree.apply(lambda w, g: w - self.server_lr * g, mine, slope)
+        return moved
 
     def client_predict(self, model: Model, state: State, down: Down, x: Tensor) -> Tensor:
         return model(down.weights, x)
@@ -117,7 +118,7 @@ class pFedLA(Method[Server, State, Down, Up]):
         return {"shares": torch.func.vmap(shares)(server.hyper)}  # (m, L, m)
 
 
-def shares(mine: HyperNetwork) -> Tensor:
+def shares(mine: LayerHyperNetwork) -> Tensor:
     """(L, m) α_i: the weight of every client's model in each layer of this client's."""
     hidden = (mine.hidden @ mine.embedding + mine.hidden_bias).relu()
     return (mine.out @ hidden + mine.out_bias).softmax(1)

@@ -27,7 +27,7 @@ from coterie.core.steps import fold
 from coterie.core.tree import Tree
 
 
-class Pair(NamedTuple):
+class Modes(NamedTuple):
     shared: Weights  # w_f
     personal: Weights  # w_l
 
@@ -83,13 +83,13 @@ class SuPerFed(Method[Server, State, Down, Up]):
 
     def client_init(self, model: Model, data: Data, welcome: Tree) -> State:
         start = tree.fill(model.start, welcome)
-        return State(start, model.mean.new_zeros(()), self.train.start(Pair(model.start, start)))
+        return State(start, model.mean.new_zeros(()), self.train.start(Modes(model.start, start)))
 
     def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
-        def step(carry: tuple[Pair, Tree], batch: Batch) -> tuple[Pair, Tree]:
+        def step(carry: tuple[Modes, Tree], batch: Batch) -> tuple[Modes, Tree]:
             shares = self.drawn(carry[0].shared, batch)  # λ, for every tensor
 
-            def loss(pair: Pair, batch: Batch) -> Tensor:
+            def loss(pair: Modes, batch: Batch) -> Tensor:
                 mixed = mixture(pair.shared, pair.personal, {n: down.mixing * share for n, share in shares.items()})
                 task = model.loss(model(mixed, batch.x), batch)
                 prox = self.pull / 2 * squared_distance(pair.shared, down.shared)
@@ -101,7 +101,7 @@ class SuPerFed(Method[Server, State, Down, Up]):
             replace(run, drawn=run.drawn._replace(key=random.fold(data.key, random.DRAW, epoch)))
             for epoch, run in enumerate(self.train.runs(data))
         )
-        begun = (Pair(down.shared, state.weights), state.momentum)
+        begun = (Modes(down.shared, state.weights), state.momentum)
         pair, momentum = fold(begun, ((step, run) for run in runs))
         personal = tree.where(down.mixing > 0, pair.personal, state.weights)
         after = State(personal, torch.maximum(state.begun, down.mixing), momentum if self.train.keep_momentum else {})
