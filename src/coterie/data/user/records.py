@@ -15,7 +15,7 @@ from coterie.data.user.reading import CLIENTS, LABELS, find_column
 SCALARS = (str, bytes, bool, int, float, np.generic, type(None))
 
 
-class Pairs:
+class LabelledPairs:
     """Samples and labels as a map-style Dataset."""
 
     def __init__(self, x: Any, y: Any) -> None:
@@ -78,7 +78,7 @@ def pair_of_arrays(given: Any) -> Any:
     x, y = given
     if not (x.ndim and y.ndim and len(x) == len(y)):
         raise CoterieError(f"a pair of arrays of shapes {tuple(x.shape)} and {tuple(y.shape)} does not match")
-    return Pairs(x, y)
+    return LabelledPairs(x, y)
 
 
 def is_records(given: Any) -> bool:
@@ -123,7 +123,7 @@ def without_names(given: Given, sample_column: str | None) -> Given:
         return train[role] if one else each(lambda table: table.get(role, []), train)
 
     def pairs(table: Any) -> Any:
-        return Pairs(table.get(sample, []), table.get(label, []))
+        return LabelledPairs(table.get(sample, []), table.get(label, []))
 
     made = pairs(train) if one else each(pairs, train)
     held = None if test is None else pairs(test) if one else each(pairs, test)
@@ -148,10 +148,10 @@ def padded(given: Given, padding: int) -> Given:
     longest = max((len(tokens(x)) for x, _ in pairs), default=0)
     per_token = all(np.ndim(y) == 1 and len(y) == len(x) for x, y in pairs)
 
-    def pad(rows: Rows) -> Pairs:
+    def pad(rows: Rows) -> LabelledPairs:
         x = [filled_up(tokens(sample), longest, padding) for sample, _ in rows]
         y = [filled_up(tokens(label), longest, IGNORED) if per_token else label for _, label in rows]
-        return Pairs(np.stack(x) if x else np.empty((0, longest), np.int64), y)
+        return LabelledPairs(np.stack(x) if x else np.empty((0, longest), np.int64), y)
 
     return given._replace(train=each(pad, train), test=None if test is None else each(pad, test))
 
