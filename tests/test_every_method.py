@@ -53,6 +53,19 @@ def test_streams_equal_looped(name: str, batch_norm: bool) -> None:
 
 
 @every_method
+@pytest.mark.parametrize("batch_norm", [False, True], ids=["plain", "batchnorm"])
+def test_dropout_stacked_and_streams_equal_looped(name: str, batch_norm: bool) -> None:
+    method, data = toy.method(name), toy.toy()
+    model = toy.model(batch_norm=batch_norm, dropout=0.3)
+    expected, _ = toy.looped(method, model, data)
+    for cohort in (None, 2):
+        assert toy.distance(expected, toy.stacked(method, model, data, cohort)[0]) < 1e-10
+    assert toy.distance(expected, toy.streams(method, model, data)[0]) < 1e-10
+    kept = toy.model(batch_norm=batch_norm, dropout=1e-9)  # nothing is dropped
+    assert toy.distance(expected, toy.looped(method, kept, data)[0]) > 0
+
+
+@every_method
 @pytest.mark.parametrize("keep", [False, True], ids=["reset", "keep"])
 def test_adamw_stacked_equals_looped(name: str, keep: bool) -> None:
     settings = {"optimizer": "adamw", "momentum": 0.0, "lr": 0.01, "keep_momentum": keep}

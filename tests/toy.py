@@ -90,12 +90,13 @@ def token_network() -> nn.Module:
         return nn.Sequential(nn.Embedding(6, 5), nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 6))
 
 
-def network(batch_norm: bool = False, seed: int = 0) -> nn.Module:
+def network(batch_norm: bool = False, seed: int = 0, dropout: float = 0.0) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         norm = [nn.BatchNorm2d(4)] if batch_norm else []
-        convolution = nn.Sequential(nn.Conv2d(1, 4, 3), *norm, nn.MaxPool2d(2), nn.LeakyReLU(), nn.Flatten())
-        return nn.Sequential(*convolution, nn.Linear(100, 8), nn.LeakyReLU(), nn.Linear(8, CLASSES))
+        maps, features = ([nn.Dropout2d(dropout)], [nn.Dropout(dropout)]) if dropout else ([], [])
+        convolution = nn.Sequential(nn.Conv2d(1, 4, 3), *norm, nn.MaxPool2d(2), *maps, nn.LeakyReLU(), nn.Flatten())
+        return nn.Sequential(*convolution, nn.Linear(100, 8), *features, nn.LeakyReLU(), nn.Linear(8, CLASSES))
 
 
 def mixing_network() -> nn.Module:
@@ -104,8 +105,8 @@ def mixing_network() -> nn.Module:
     return nn.Sequential(*layers, linear, nn.BatchNorm1d(8, track_running_stats=False), activation, head)
 
 
-def model(dtype: torch.dtype = torch.float64, batch_norm: bool = False, seed: int = 0) -> Model:
-    return make_model(network(batch_norm, seed), SHAPE, CLASSES, Transform((0.5,), (0.5,))).to("cpu", dtype)
+def model(dtype: torch.dtype = torch.float64, batch_norm: bool = False, seed: int = 0, dropout: float = 0.0) -> Model:
+    return make_model(network(batch_norm, seed, dropout), SHAPE, CLASSES, Transform((0.5,), (0.5,))).to("cpu", dtype)
 
 
 def headless() -> Model:

@@ -46,8 +46,8 @@ def test_what_is_refused() -> None:
         coterie.run(toy.method("fedavg"), toy.toy(), toy.network(), backend=coterie.Execution(precision="fp8"))
 
 
-def dense(dropout: float = 0.0) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(144, 8), nn.Dropout(dropout), nn.Linear(8, toy.CLASSES))
+def dense(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(144, 8), *layers, nn.Linear(8, toy.CLASSES))
 
 
 def test_what_is_chosen() -> None:
@@ -61,10 +61,12 @@ def test_what_is_chosen() -> None:
     assert chosen(dense(), many) == "stacked"
     assert chosen(dense(), few) == "looped"
     assert chosen(dense(), many, processes=2) == "looped"  # who asks for processes gets them
-    assert chosen(dense(0.5), many) == "looped"
+    assert chosen(dense(nn.Dropout(0.5)), many) == "stacked"
+    assert chosen(dense(nn.RReLU()), many) == "looped"
     assert chosen(toy.network(), many) == "looped"
     assert chosen(toy.network(), few, "cuda") == "stacked"
-    assert chosen(dense(0.5), many, "cuda") == "looped"
+    assert chosen(dense(nn.Dropout(0.5)), many, "cuda") == "stacked"
+    assert chosen(dense(nn.RReLU()), many, "cuda") == "looped"
 
 
 class Recurrent(nn.Module):

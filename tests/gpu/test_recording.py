@@ -94,6 +94,11 @@ def test_with_batchnorm_too(name: str) -> None:
     assert_same_replayed(toy.method(name, momentum=0.5), toy.model(torch.float32, batch_norm=True))
 
 
+@pytest.mark.parametrize("name", ["fedavg", "fedpac", "fedreg", "fedem", "pfakd", "ditto"])
+def test_every_replay_draws_masks_of_its_own(name: str) -> None:
+    assert_same_replayed(toy.method(name, momentum=0.5), toy.model(torch.float32, dropout=0.3))
+
+
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_fused_operations_are_recorded(batch_norm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """By their CPU references."""
@@ -104,7 +109,8 @@ def test_fused_operations_are_recorded(batch_norm: bool, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("name", ["fedavg", "pfedme", "apfl", "fedem"])
 def test_noise_of_each_step_is_its_own(name: str) -> None:
     assert_same_replayed(
-        SampleNoise(inner=toy.method(name), noise=1.0, bound=0.1, source=ReproducibleNoise()), toy.model(torch.float32)
+        SampleNoise(inner=toy.method(name), noise=1.0, bound=0.1, source=ReproducibleNoise()),
+        toy.model(torch.float32, dropout=0.3),
     )
 
 

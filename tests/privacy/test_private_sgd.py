@@ -19,7 +19,7 @@ from coterie.core.model import Weights, make_model
 from coterie.privacy import Protection
 from coterie.privacy.accountant import Spent, epsilon
 from coterie.privacy.noise import ReproducibleNoise
-from coterie.privacy.private_sgd import PrivateSgd, uses
+from coterie.privacy.private_sgd import PrivateSgd, SampleNoise, uses
 from tests import toy
 
 MODEL = toy.model()
@@ -156,8 +156,8 @@ def test_networks_that_mix_samples_are_refused() -> None:
     wanted = Protection(dp="sample")
     with pytest.raises(CoterieError, match="BatchNorm"):
         wanted.around(toy.method("fedavg"), toy.model(batch_norm=True), 3, 0)
-    net = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(144, 4))
-    with pytest.raises(CoterieError, match="dropout"):
+    net = nn.Sequential(nn.Flatten(), nn.RReLU(), nn.Linear(144, 4))
+    with pytest.raises(CoterieError, match=r"other than dropout: 1 \(RReLU\)"):
         wanted.around(toy.method("fedavg"), make_model(net, toy.SHAPE, 4), 3, 0)
 
 
@@ -209,3 +209,12 @@ def test_the_momentum_and_weight_decay_of_a_method_stay() -> None:
     assert isinstance(train, PrivateSgd)
     assert (train.momentum, train.weight_decay, train.lr) == (0.9, 0.1, 0.25)
     assert replace(train).cursor is train.cursor
+
+
+def test_dropout_stacked_equals_looped() -> None:
+    method = SampleNoise(inner=toy.method("ditto"), noise=1.0, bound=0.1, source=ReproducibleNoise())
+    model, data = toy.model(dropout=0.3), toy.toy()
+    expected, _ = toy.looped(method, model, data, rounds=2)
+    assert toy.distance(expected, toy.stacked(method, model, data, rounds=2)[0]) < 1e-10
+    kept, _ = toy.looped(method, toy.model(dropout=1e-9), data, rounds=2)
+    assert toy.distance(expected, kept) > 1e-3

@@ -41,9 +41,9 @@ class PowerCut(Exception):
 
 
 def run(out: Path, name: str = "fedper", where: Any = "looped", **more: Any) -> coterie.Result:
-    given = {"data": toy.toy(validation=(2, 2, 2, 2, 2)), **SETTINGS, **more}
+    given = {"data": toy.toy(validation=(2, 2, 2, 2, 2)), "model": toy.network(), **SETTINGS, **more}
     how = where if isinstance(where, coterie.Execution) else coterie.Execution(where, processes=1)
-    return coterie.run(given.pop("method", toy.method(name)), model=toy.network(), backend=how, out=out, **given)
+    return coterie.run(given.pop("method", toy.method(name)), backend=how, out=out, **given)
 
 
 def stopped(out: Path, after: int, name: str = "fedper", where: Any = "looped", **more: Any) -> Path:
@@ -82,6 +82,15 @@ def test_a_stopped_run_goes_on_bit_for_bit(name: str, where: str, tmp_path: Path
     run(tmp_path / "whole", where=where, **short)
     stopped(tmp_path / "cut", 2, where=where, **short)
     run(tmp_path / "cut", where=where, resume=True, **short)
+    assert_same(tmp_path / "whole", tmp_path / "cut")
+
+
+@pytest.mark.parametrize("where", ["looped", "stacked"])
+def test_masks_of_dropout_go_on_bit_for_bit(where: str, tmp_path: Path) -> None:
+    network = toy.network(dropout=0.3)
+    run(tmp_path / "whole", "ditto", where, model=network)
+    stopped(tmp_path / "cut", 2, "ditto", where, model=network)
+    run(tmp_path / "cut", "ditto", where, model=network, resume=True)
     assert_same(tmp_path / "whole", tmp_path / "cut")
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coterie.core import ops, padding, random, tree
+from coterie.core import dropout, ops, padding, random, tree
 from coterie.core.data import Transform
 from coterie.core.model import Model, Weights
 from coterie.core.tree import Tree
@@ -28,7 +28,8 @@ class Batch(NamedTuple):
     partial: bool = True  # whether an incomplete batch counts
     alone: bool = False  # computed alone, not stacked with other clients
     expected: Tensor | None = None  # () expected number of real samples under Poisson sampling; 0: a step of padding
-    key: Tensor | None = None  # () random key of this step, if it needs one
+    key: Tensor | None = None  # () random key of client, round and epoch, for dropout
+    noise_key: Tensor | None = None  # () random key of this step's noise, in private training
 
     def part(self, rows: slice | Tensor) -> Batch:
         real = None if self.real is None else self.real[rows]
@@ -44,8 +45,9 @@ class Batch(NamedTuple):
         return self.real.any() if self.partial else self.real.all()
 
     def give(self, f: Callable[[Batch], Tensor]) -> Tensor:
-        """f(batch), where layers know which samples are padding."""
-        with padding.known(self.real if self.partial else None):  # otherwise the batch is complete or does not count
+        """f(batch), where layers know which samples are padding, and what dropout draws."""
+        real = self.real if self.partial else None  # otherwise the batch is complete or does not count
+        with padding.known(real), dropout.known(self.key, self.sample):
             return f(self)
 
     def mean(self, values: Tensor) -> Tensor:
@@ -131,7 +133,8 @@ class Data:
         bits = random.bits(random.fold(self.key, random.AUGMENT, epoch), index)
         x = ops.current().draw(self.x, index, bits, self.transform)
         real = None if self.real is None else self.real[index]
-        return Batch(x, self.y[index], index, real, alone=self.alone)
+        key = random.fold(self.key, random.DROPOUT, epoch)
+        return Batch(x, self.y[index], index, real, alone=self.alone, key=key)
 
     def of(self, z: Tensor) -> Data:
         """The same samples with features (n, d) as inputs."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from coterie.core import padding
+from coterie.core import dropout, padding
 from coterie.core.data import Transform, is_pixels
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.forward import forward
@@ -50,6 +50,7 @@ class Model:
     precision: str = "fp32"  # of matrix products: fp32, tf32, or bf16; sums and weights keep their type
     head_name: str = ""  # name of the head in the user's network
     draws: str = ""  # layers that draw random numbers in training, such as dropout; empty: none
+    hashed: bool = False  # whether all of them draw from the hash of core/random.py, not from torch's stream
 
     @property
     def classes(self) -> int:
@@ -112,7 +113,7 @@ class Model:
             assert layer is not None
             begins = any(isinstance(m, nn.Conv2d) for m in layer.modules())
             own = {n.removeprefix(f"{name}."): t for n, t in encoder.items() if n.startswith(f"{name}.")}
-            with self._precision(), self._padding():
+            with self._precision(), self._padding(), self._dropout(encoder):
                 z = functional_call(layer, own, (z,))
             if begins:
                 maps.append(z)
@@ -141,7 +142,7 @@ class Model:
 
     def _call(self, module: nn.Module, weights: Tree, x: Tensor) -> Tensor:
         _as_in_training(module, isinstance(weights, Live))  # weights that are not trained here: evaluation mode
-        with self._precision(), self._padding():
+        with self._precision(), self._padding(), self._dropout(weights):
             return forward(module, x, weights).to(self.mean.dtype)
 
     def _precision(self) -> AbstractContextManager[object]:
@@ -153,6 +154,14 @@ class Model:
         if not self.batch_norm:
             return nullcontext()
         return padding.left_out(widen=self.precision == "bf16")
+
+    def _dropout(self, weights: Tree) -> AbstractContextManager[object]:
+        return dropout.hashed() if self.hashed and isinstance(weights, Live) else nullcontext()
+
+    @property
+    def hidden_draws(self) -> str:
+        """Layers that draw from torch's stream, which stacked clients would share; empty: none."""
+        return "" if self.hashed else self.draws
 
     @cached_property
     def batch_norm(self) -> bool:
@@ -227,6 +236,7 @@ def make_model(
     encoder, top, name = split_head(network, x, expected, head)
     start = Weights(weights_of(encoder), weights_of(top))
     model = Model(encoder, top, start, 0, task.to(dtype=trained[0].dtype), preprocess, head_name=name, draws=draws)
+    model = replace(model, hashed=bool(draws) and dropout.is_replaced(network, x))
     with torch.no_grad():
         z = model._call(encoder, start.encoder, x)
     if z.ndim != 2 and task.one_class:

@@ -241,8 +241,8 @@ def check_batches(method: AnyMethod, data: FederatedData) -> None:
 
 def check_draws(model: Model) -> None:
     """Refuse networks that draw random numbers from a hidden stream, which clients computed together would share."""
-    if model.draws:
+    if model.hidden_draws:
         raise CoterieError(
-            f"a network with dropout cannot be stacked, it draws random numbers in {model.draws}; use backend=looped, "
-            "or dropout 0"
+            f"this network cannot be stacked, it draws from torch's random stream in {model.hidden_draws}; use "
+            "backend=looped, or nn.Dropout, whose masks are drawn for each client"
         )

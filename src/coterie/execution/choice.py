@@ -130,7 +130,7 @@ def fastest(method: AnyMethod, model: Model, data: FederatedData, device: str, h
 
     Looped where vmap cannot compute the clients.
     """
-    if not method.stackable or model.draws or not worth_batching(model, data, device, how):
+    if not method.stackable or model.hidden_draws or not worth_batching(model, data, device, how):
         return "looped"
     problem = vmap_problem(method, model, *rehearsal_samples(data))
     if problem:

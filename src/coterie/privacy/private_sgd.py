@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from coterie.core import random
 from coterie.core.batch import Batch, Data, Epoch
@@ -86,7 +86,10 @@ class PrivateSgd(LocalTraining):
             drawn = draws[first] < chance * 2.0**63
             if data.alone and isinstance(self.source, SecretNoise):  # exact sums: drop samples not drawn
                 first, drawn = (t[: max(int(drawn.sum()), 1)] for t in (first, drawn))
-            batch = data.batch(first, epoch)._replace(real=drawn, expected=expected, key=noise)
+            batch = data.batch(first, epoch)
+            batch = batch._replace(
+                real=drawn, expected=expected, key=random.fold(data.key, random.DROPOUT, epoch, step), noise_key=noise
+            )
             yield Epoch(batch, len(first), 1, 0)
 
     def gradient(
@@ -96,10 +99,10 @@ class PrivateSgd(LocalTraining):
             return {}, statistics
         assert batch.real is not None
         assert batch.expected is not None
-        assert batch.key is not None
+        assert batch.noise_key is not None
 
         def clipped(x: Tensor, y: Tensor, sample: Tensor, real: Tensor) -> Tree:
-            single = Batch(x[None], y[None], sample[None])
+            single = Batch(x[None], y[None], sample[None], key=batch.key)
             slope, _ = functional_gradient(objective(params, loss, single), weights, {})
             norm = torch.stack([g.square().sum() for g in slope.values()]).sum().sqrt()
             factor = (self.bound / norm.clamp_min(1e-30)).clamp_max(1)
@@ -111,7 +114,7 @@ class PrivateSgd(LocalTraining):
             for start in range(0, len(batch.y), TOGETHER)
             for part in [slice(start, start + TOGETHER)]
         ]
-        key = random.fold(batch.key, self.cursor.use())
+        key = random.fold(batch.noise_key, self.cursor.use())
         rows = [{name: part[name] for name in weights} for part in parts]
         total = self.source.sums(key, rows, self.bound, self.noise)
         expected = batch.expected.clamp_min(1)
@@ -149,9 +152,11 @@ def check_network(model: Model) -> None:
             "--dp sample does not support BatchNorm: a sample changes the gradients of its whole batch, so clipping "
             "does not bound its influence; use GroupNorm or no normalization"
         )
-    modules = (*model.encoder.modules(), *model.head.modules())
-    if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in modules):
-        raise CoterieError("--dp sample does not support dropout; set it to 0: DP noise already regularizes")
+    if model.hidden_draws:
+        raise CoterieError(
+            f"--dp sample does not support random layers other than dropout: {model.hidden_draws}; remove them: DP "
+            "noise already regularizes"
+        )
 
 
 @dataclass(frozen=True)
