@@ -99,6 +99,15 @@ def network(batch_norm: bool = False, seed: int = 0, dropout: float = 0.0) -> nn
         return nn.Sequential(*convolution, nn.Linear(100, 8), *features, nn.LeakyReLU(), nn.Linear(8, CLASSES))
 
 
+def network_for(name: str, batch_norm: bool = False) -> nn.Module:
+    """A network that this method accepts."""
+    return norm_network() if METHODS[name].needs_norm else network(batch_norm)
+
+
+def norm_network() -> nn.Module:
+    return network(batch_norm=True)
+
+
 def mixing_network() -> nn.Module:
     """Its BatchNorms mix the samples of a batch: one in training, the other in testing too."""
     *layers, linear, activation, head = network(batch_norm=True)  # type: ignore[misc]

@@ -20,6 +20,9 @@ NUMBERS: dict[str, tuple[Formula, Formula]] = {
     "fedper": (lambda b, h, k, d: b + 1, lambda b, h, k, d: b),
     "fedrep": (lambda b, h, k, d: b + 1, lambda b, h, k, d: b),
     "lg-fedavg": (lambda b, h, k, d: h + 1, lambda b, h, k, d: h),
+    "fedalt": (lambda b, h, k, d: b + 1, lambda b, h, k, d: b),
+    "fedsim": (lambda b, h, k, d: b + 1, lambda b, h, k, d: b),
+    "fedbn": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),  # of a network without normalization layers
     "fedbabu": (lambda b, h, k, d: b + 1, lambda b, h, k, d: b),
     "fedrod": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h),
     "feddbe": (lambda b, h, k, d: b + h + d + 1, lambda b, h, k, d: b + h + d),

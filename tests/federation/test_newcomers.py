@@ -33,7 +33,7 @@ def test_every_method_meets_newcomers(name: str, caplog: pytest.LogCaptureFixtur
     data = toy.toy(train=MANY[:10], test=MANY[:10])
     found = []
     for where in ("looped", "stacked"):
-        network = toy.network().double()
+        network = toy.network_for(name).double()
         result = coterie.run(toy.method(name), data, network, rounds=2, new_clients=0.4, backend=where, seed=3)
         record = result.history[-1]
         assert len(record.participants) == 4

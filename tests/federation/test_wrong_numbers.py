@@ -96,7 +96,7 @@ def refuse(constant: str) -> None:
 def test_data_at_the_edge(name: str, kind: str, where: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     out, method = tmp_path / "r", toy.method(name, local_epochs=1)
     how = coterie.Execution(where, processes=1)
-    result = coterie.run(method, edge(kind), toy.network(), rounds=2, join_ratio=0.6, backend=how, out=out)
+    result = coterie.run(method, edge(kind), toy.network_for(name), rounds=2, join_ratio=0.6, backend=how, out=out)
     told = json.loads((out / "result.json").read_text(), parse_constant=refuse)
     for outcome in told["outcomes"]:
         mean = outcome["last"]["mean"]

@@ -40,7 +40,7 @@ def runs() -> dict[tuple[str, bool], Result]:
 
 def trained(runs: dict[Any, Result], name: str, batch_norm: bool = False) -> Result:
     if (name, batch_norm) not in runs:
-        network = toy.network(batch_norm)
+        network = toy.network_for(name, batch_norm)
         runs[name, batch_norm] = coterie.run(
             toy.method(name), toy.toy(), network, rounds=2, join_ratio=0.6, backend="looped"
         )

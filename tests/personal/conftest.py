@@ -7,11 +7,12 @@ import pytest
 
 import coterie
 from coterie.api.result import Result
+from coterie.methods import METHODS
 from coterie.runs.finding import load_run
 from coterie.runs.run import Run
 from tests import toy
 
-NETWORK = "tests.toy:network"  # a network that has a name
+NETWORK, NORM_NETWORK = "tests.toy:network", "tests.toy:norm_network"  # networks that have names
 Made = Callable[[str], tuple[Run, Result]]
 
 
@@ -28,6 +29,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return make
 
 
+def network_name(method: str) -> str:
+    return NORM_NETWORK if METHODS[method].needs_norm else NETWORK
+
+
 def train(name: str, out: Path) -> tuple[Run, Result]:
-    result = coterie.run(toy.method(name), toy.toy(), NETWORK, rounds=2, join_ratio=0.6, backend="looped", out=out)
-    return load_run(out, NETWORK), result
+    network = network_name(name)
+    result = coterie.run(toy.method(name), toy.toy(), network, rounds=2, join_ratio=0.6, backend="looped", out=out)
+    return load_run(out, network), result

@@ -20,7 +20,7 @@ from coterie.personal.samples import read_samples
 from coterie.personal.use import predict
 from coterie.runs.finding import load_run
 from tests import toy
-from tests.personal.conftest import NETWORK, Made
+from tests.personal.conftest import NETWORK, Made, network_name
 
 
 def stranger(path: Path) -> FederatedData:
@@ -40,7 +40,7 @@ def test_every_method_takes_a_newcomer(name: str, made: Made, tmp_path: Path) ->
     points = ["new_pre"] if type(result.method).client_finish is not Method.client_finish else ["new_pre", "new_post"]
     for point in points:
         assert toy.rows(record.scores[point, "test"])[:3] == toy.rows(met.scores[point, "test"])[:3]
-    left = load_run(tmp_path / "new", NETWORK)
+    left = load_run(tmp_path / "new", network_name(name))
     x, y = data.test.client(0)
     with torch.no_grad():
         right = int((left.personal_model(0)(x).argmax(1) == y).sum())

@@ -79,6 +79,7 @@ def assert_same(a: Path, b: Path) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_a_stopped_run_goes_on_bit_for_bit(name: str, where: str, tmp_path: Path) -> None:
     short: dict[str, Any] = {"method": toy.method(name, local_epochs=1), "data": toy.toy(), "rounds": 3}
+    short["model"] = toy.network_for(name)
     run(tmp_path / "whole", where=where, **short)
     stopped(tmp_path / "cut", 2, where=where, **short)
     run(tmp_path / "cut", where=where, resume=True, **short)

@@ -52,6 +52,7 @@ class Method(Explicit, ABC, Generic[Server, State, Down, Up]):
     # has nothing to train (frozen, or without parameters) is refused.
     needs_head: ClassVar[bool] = False
     needs_encoder: ClassVar[bool] = False
+    needs_norm: ClassVar[bool] = False  # True: for networks with normalization layers that are trained
     needs_classes: ClassVar[bool] = False  # True: for classification only, one class per sample
     needs_sgd: ClassVar[str] = ""  # why local training must be by sgd; empty: any optimizer will do
 

@@ -17,6 +17,7 @@ from coterie.core.errors import CoterieError
 from coterie.core.forward import attention_for_vmap
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
+from coterie.core.sharing import norm_names
 from coterie.core.user_code import failure, users_lines
 from coterie.core.wrapper import Around, innermost
 
@@ -32,6 +33,11 @@ def check_needs(method: AnyMethod, model: Model) -> None:
         raise CoterieError(
             f"{method.title} needs one class per sample, so it cannot be used for {model.task.name}; choose another "
             "method, such as fedavg, fedrep or ditto"
+        )
+    if method.needs_norm and not norm_names(model):
+        raise CoterieError(
+            f"{method.title} needs normalization layers that are trained, which this network does not have; choose a "
+            "network with BatchNorm, GroupNorm or LayerNorm, or another method, such as fedavg"
         )
     for part, weights in model.start._asdict().items():
         if getattr(method, f"needs_{part}") and not tree.trained(weights):

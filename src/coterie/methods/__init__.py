@@ -19,11 +19,13 @@ from coterie.methods.ditto import Ditto
 from coterie.methods.fedala import FedALA
 from coterie.methods.fedamp import FedAMP
 from coterie.methods.fedas import FedAS
+from coterie.methods.fedalt import FedAlt
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.fedavgm import FedAvgM
 from coterie.methods.fedbabu import FedBABU
 from coterie.methods.fedcp import FedCP
 from coterie.methods.fedcac import FedCAC
+from coterie.methods.fedbn import FedBN
 from coterie.methods.fedcrc import FedCRC
 from coterie.methods.feddbe import FedDBE
 from coterie.methods.feddyn import FedDyn
@@ -47,6 +49,7 @@ from coterie.methods.fedrod import FedRoD
 from coterie.methods.fedsam import FedSAM
 from coterie.methods.fedtgp import FedTGP
 from coterie.methods.fml import FML
+from coterie.methods.fedsim import FedSim
 from coterie.methods.gpfl import GPFL
 from coterie.methods.hypcluster import HypCluster
 from coterie.methods.knn_per import KNNPer
@@ -81,11 +84,13 @@ __all__ = [
     "FedALA",
     "FedAMP",
     "FedAS",
+    "FedAlt",
     "FedAvg",
     "FedAvgM",
     "FedBABU",
     "FedCP",
     "FedCAC",
+    "FedBN",
     "FedCRC",
     "FedDBE",
     "FedDyn",
@@ -108,6 +113,7 @@ __all__ = [
     "FedRoD",
     "FedSAM",
     "FedTGP",
+    "FedSim",
     "HypCluster",
     "KNNPer",
     "LGFedAvg",
@@ -143,6 +149,9 @@ METHODS: dict[str, type[AnyMethod]] = {
     "fedper": FedPer,
     "fedrep": FedRep,
     "lg-fedavg": LGFedAvg,
+    "fedalt": FedAlt,
+    "fedsim": FedSim,
+    "fedbn": FedBN,
     "fedbabu": FedBABU,
     "fedrod": FedRoD,
     "feddbe": FedDBE,

@@ -1,0 +1,100 @@
+"""Which weights a client keeps for itself, by name, and which it shares.
+
+Parts of a network are `Weights` with some of its names only. Names are those of `tree.flatten(model.start)`, such as
+encoder.3.weight and head.bias; running statistics of BatchNorm are among them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from torch import nn
+
+from coterie.core.errors import CoterieError, shortened
+from coterie.core.layers import Norm
+from coterie.core.model import Model, Weights
+from coterie.core.tree import Live, Tree, flatten, is_statistic
+
+NORMS = (Norm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+WORDS = ("head", "encoder", "norm", "none")
+HELP = "what a client keeps: head, encoder, norm, or names such as 'encoder.3.*|head.*'"
+
+
+class Shares(NamedTuple):
+    shared: Weights
+    personal: Weights
+
+
+def split(weights: Weights, personal: Iterable[str]) -> Shares:
+    """The shared and the personal weights."""
+    names = frozenset(personal)
+
+    def part(kept: bool) -> Weights:
+        trees = weights._asdict().items()
+        return Weights(*({n: t for n, t in w.items() if (f"{name}.{n}" in names) is kept} for name, w in trees))
+
+    return Shares(part(False), part(True))
+
+
+def join(*shares: Weights) -> Weights:
+    """The whole weights. Encoder or head is in training mode if any of its weights is trained here.
+
+    BatchNorm writes into its running statistics then: those that are not trained here are copied, so they do not move.
+    """
+
+    def part(*trees: Tree) -> Tree:
+        training = any(isinstance(w, Live) and w for w in trees)
+        copied = [w if isinstance(w, Live) or not training else unmoved(w) for w in trees]
+        whole = {n: t for w in copied for n, t in w.items()}
+        return Live(whole) if training else whole
+
+    return Weights(*map(part, *shares))
+
+
+def unmoved(weights: Tree) -> Tree:
+    return {n: t.clone() if is_statistic(n) else t for n, t in weights.items()}
+
+
+def personal_names(personal: str, model: Model) -> tuple[str, ...]:
+    """The names of the weights that stay with a client: those of a word of WORDS, or of patterns joined by |."""
+    names = tuple(flatten(model.start))
+    if personal == "none":
+        return ()
+    if personal == "norm":
+        found = norm_names(model)
+        if not found:
+            raise CoterieError("personal 'norm' needs a network with normalization layers that are trained")
+    elif personal in WORDS:
+        found = tuple(name for name in names if name.startswith(f"{personal}."))
+        if not found:
+            raise CoterieError(f"personal '{personal}': the {personal} of this network has nothing to train")
+    else:
+        for pattern in personal.split("|"):
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise CoterieError(f"personal '{pattern}' matches no weights of the network; {nearest(pattern, names)}")
+        found = tuple(name for name in names if any(fnmatchcase(name, part) for part in personal.split("|")))
+    if len(found) == len(names):
+        raise CoterieError(
+            f"personal '{personal}' matches all weights of the network ({shortened(names)}), so there is nothing to "
+            "share; choose fewer, or method local"
+        )
+    return found
+
+
+def norm_names(model: Model) -> tuple[str, ...]:
+    """The weights and running statistics of normalization layers."""
+    parts = (("encoder", model.encoder), ("head", model.head))
+    layers = [f"{part}.{name}." if name else f"{part}." for part, module in parts for name in norms(module)]
+    return tuple(name for name in flatten(model.start) if name.startswith(tuple(layers)))
+
+
+def norms(module: nn.Module) -> Iterable[str]:
+    return (name for name, layer in module.named_modules() if isinstance(layer, NORMS))
+
+
+def nearest(pattern: str, names: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4)
+    return f"nearest: {', '.join(near)}" if near else f"known: {', '.join(WORDS)}, or names such as {shortened(names)}"

@@ -1,0 +1,72 @@
+"""FedAvg in which clients keep their normalization layers: their weights and running statistics do not travel.
+
+Li, Jiang, Zhang, Kamp, Dou: FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021.
+The paper keeps BatchNorm; GroupNorm, LayerNorm and RMSNorm are kept too. There is no global model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from coterie.core import sharing
+from coterie.core.batch import Data
+from coterie.core.method import Census, Method
+from coterie.core.model import Model, Weights
+from coterie.core.protections import ALLOWED, Protections
+from coterie.core.ranges import Samples
+from coterie.core.tree import Tree, average
+
+
+class Server(NamedTuple):
+    shared: Weights
+
+
+class State(NamedTuple):
+    norms: Weights
+    momentum: Tree
+
+
+class Down(NamedTuple):
+    shared: Weights
+
+
+class Up(NamedTuple):
+    shared: Weights
+    samples: Samples  # () n_i
+
+
+@dataclass(frozen=True)
+class FedBN(Method[Server, State, Down, Up]):
+    title: ClassVar[str] = "FedBN"
+    results: ClassVar[dict[str, str]] = {"FedBN": "pre"}
+    protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
+    needs_norm: ClassVar[bool] = True
+
+    def server_init(self, model: Model, census: Census) -> Server:
+        return Server(sharing.split(model.start, sharing.norm_names(model)).shared)
+
+    def server_send(self, server: Server, client: Tensor) -> Down:
+        return Down(server.shared)
+
+    def client_init(self, model: Model, data: Data, welcome: Tree) -> State:
+        own = sharing.split(model.start, sharing.norm_names(model)).personal
+        return State(own, self.train.start(model.start))
+
+    def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
+        weights, momentum = self.train(
+            sharing.join(down.shared, state.norms),
+            lambda w, batch: model.loss(model(w, batch.x), batch),
+            data,
+            state.momentum,
+        )
+        shared, norms = sharing.split(weights, sharing.norm_names(model))
+        return State(norms, momentum), Up(shared, data.samples)
+
+    def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
+        return Server(average(ups.shared, ups.samples))
+
+    def client_predict(self, model: Model, state: State, down: Down, x: Tensor) -> Tensor:
+        return model(sharing.join(down.shared, state.norms), x)

@@ -1,0 +1,72 @@
+"""Clients share one part of the network and keep another; each round trains both at once.
+
+Pillutla, Malik, Mohamed, Rabbat, Sanjabi, Xiao: Federated Learning with Partial Model Personalization, ICML 2022.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from coterie.core import sharing
+from coterie.core.batch import Data
+from coterie.core.method import Census, Method
+from coterie.core.model import Model, Weights
+from coterie.core.protections import ALLOWED, Protections
+from coterie.core.ranges import Samples
+from coterie.core.tree import Tree, average
+
+
+class Server(NamedTuple):
+    shared: Weights  # u
+
+
+class State(NamedTuple):
+    personal: Weights  # v_i
+    momentum: Tree
+
+
+class Down(NamedTuple):
+    shared: Weights
+
+
+class Up(NamedTuple):
+    shared: Weights
+    samples: Samples  # () n_i
+
+
+@dataclass(frozen=True)
+class FedSim(Method[Server, State, Down, Up]):
+    personal: str = field(default="head", metadata={"help": f"{sharing.HELP}; none: nothing"})
+
+    title: ClassVar[str] = "FedSim"
+    results: ClassVar[dict[str, str]] = {"FedSim": "pre"}
+    protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
+
+    def server_init(self, model: Model, census: Census) -> Server:
+        return Server(sharing.split(model.start, sharing.personal_names(self.personal, model)).shared)
+
+    def server_send(self, server: Server, client: Tensor) -> Down:
+        return Down(server.shared)
+
+    def client_init(self, model: Model, data: Data, welcome: Tree) -> State:
+        own = sharing.split(model.start, sharing.personal_names(self.personal, model)).personal
+        return State(own, self.train.start(model.start))
+
+    def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
+        weights, momentum = self.train(
+            sharing.join(down.shared, state.personal),
+            lambda w, batch: model.loss(model(w, batch.x), batch),
+            data,
+            state.momentum,
+        )
+        shared, personal = sharing.split(weights, sharing.personal_names(self.personal, model))
+        return State(personal, momentum), Up(shared, data.samples)
+
+    def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
+        return Server(average(ups.shared, ups.samples))
+
+    def client_predict(self, model: Model, state: State, down: Down, x: Tensor) -> Tensor:
+        return model(sharing.join(down.shared, state.personal), x)

@@ -1,0 +1,160 @@
+"""What stays personal, by name: FedSim, FedAlt and FedBN against the methods they contain, and against plain loops."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from coterie.core import sharing, tree
+from coterie.core.batch import Data
+from coterie.core.errors import CoterieError
+from coterie.core.model import Weights, make_model
+from coterie.core.rehearsal import rehearse
+from coterie.core.tree import Live
+from coterie.execution import Looped
+from tests import toy
+
+
+def part(of: tree.Tree, prefix: str) -> tree.Tree:
+    return {name.removeprefix(prefix): t for name, t in of.items() if name.startswith(prefix)}
+
+
+@pytest.mark.parametrize("name", ["fedsim", "fedalt"])
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_nothing_personal_is_fedavg(name: str, batch_norm: bool) -> None:
+    model, data = toy.model(batch_norm=batch_norm), toy.toy()
+    found, _ = toy.looped(toy.method(name, personal="none"), model, data)
+    expected, _ = toy.looped(toy.method("fedavg"), model, data)
+    toy.assert_same(part(found, "server.shared."), part(expected, "server.weights."))
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+@pytest.mark.parametrize(
+    ("name", "settings", "whole"),
+    [("fedsim", {}, "fedper"), ("fedalt", {"personal_epochs": 2}, "fedrep")],
+)
+def test_a_personal_head_is_fedper_or_fedrep(name: str, settings: dict[str, Any], whole: str, batch_norm: bool) -> None:
+    model, data = toy.model(batch_norm=batch_norm), toy.toy()
+    same = {"head_epochs": 2} if whole == "fedrep" else {}
+    found, history = toy.looped(toy.method(name, **settings), model, data)
+    expected, other = toy.looped(toy.method(whole, **same), model, data)
+    toy.assert_same(part(found, "server.shared.encoder."), part(expected, "server.encoder."))
+    for i in range(5):
+        toy.assert_same(part(found, f"states.{i}.personal.head."), part(expected, f"states.{i}.head."))
+    assert history.curve("pre") == other.curve("pre")
+    assert [r.bytes_up for r in history] == [r.bytes_up for r in other]
+
+
+def test_a_personal_encoder_is_lg_fedavg() -> None:
+    found, _ = toy.looped(toy.method("fedsim", personal="encoder"), toy.model(), toy.toy())
+    expected, _ = toy.looped(toy.method("lg-fedavg"), toy.model(), toy.toy())
+    toy.assert_same(part(found, "server.shared.head."), part(expected, "server.head."))
+    toy.assert_same(part(found, "states.3.personal.encoder."), part(expected, "states.3.encoder."))
+
+
+def test_personal_norms_are_fedbn() -> None:
+    model, data = toy.model(batch_norm=True), toy.toy()
+    found, _ = toy.looped(toy.method("fedsim", personal="norm"), model, data)
+    expected, history = toy.looped(toy.method("fedbn"), model, data)
+    toy.assert_same(part(found, "server."), part(expected, "server."))
+    toy.assert_same(part(found, "states.1.personal."), part(expected, "states.1.norms."))
+    sent = sum(t.numel() for t in tree.leaves(model.start)) - 4 * 4  # weight, bias, mean and variance of 4 channels
+    assert all(r.bytes_down == 3 * 8 * sent and r.bytes_up == 3 * 8 * (sent + 1) for r in history)
+
+
+def test_fedbn_is_a_plain_loop() -> None:
+    """Local SGD with torch's modules; all but the BatchNorm layers is averaged by samples."""
+    data, network = toy.toy(augmented=False), toy.network(batch_norm=True).double()
+    method = toy.method("fedbn", local_epochs=1, momentum=0.0, weight_decay=0.0, batch_size=40)  # one batch
+    found, _ = toy.looped(method, toy.model(batch_norm=True), data, join_ratio=1.0, rounds=2)
+    nets = [copy.deepcopy(network) for _ in range(5)]
+    shares = torch.tensor(data.train.sizes, dtype=torch.float64) / sum(data.train.sizes)
+    for _ in range(2):
+        for i, net in enumerate(nets):
+            x, y = data.train.client(i)
+            loss = nn.functional.cross_entropy(net.train()((x.double() / 255 - 0.5) / 0.5), y)
+            slopes = torch.autograd.grad(loss, list(net.parameters()))
+            with torch.no_grad():
+                for p, slope in zip(net.parameters(), slopes, strict=True):
+                    p -= 0.05 * slope
+        with torch.no_grad():
+            for name in dict(nets[0].named_parameters()):
+                if not name.startswith("1."):
+                    mean = sum(w * dict(net.named_parameters())[name] for w, net in zip(shares, nets, strict=True))
+                    for net in nets:
+                        dict(net.named_parameters())[name].copy_(mean)
+    for i, net in enumerate(nets):
+        own = {n: t for n, t in net.state_dict().items() if n.startswith("1.") and "tracked" not in n}
+        assert toy.distance(part(found, f"states.{i}.norms.encoder."), own) < 1e-10
+    shared = {n: t for n, t in nets[0].state_dict().items() if n.startswith(("0.", "5."))}
+    assert toy.distance(part(found, "server.shared.encoder."), shared) < 1e-10
+
+
+@pytest.mark.parametrize("name", ["fedsim", "fedalt"])
+@pytest.mark.parametrize("personal", ["norm", "encoder.1.*|head.*", "encoder.5.*", "*.bias", "encoder"])
+def test_any_part_stacked_equals_looped(name: str, personal: str) -> None:
+    method, model, data = toy.method(name, personal=personal, keep_momentum=True), toy.model(batch_norm=True), toy.toy()
+    expected, history = toy.looped(method, model, data)
+    assert toy.distance(expected, toy.stacked(method, model, data)[0]) < 1e-10
+    names = sharing.personal_names(personal, model)
+    kept = sum(t.numel() for n, t in tree.items(model.start) if n in names)
+    whole = sum(t.numel() for t in tree.leaves(model.start))
+    assert kept
+    assert all(r.bytes_down == 3 * 8 * (whole - kept) for r in history)
+
+
+def test_shared_statistics_do_not_move_while_the_personal_part_trains() -> None:
+    model, data = toy.model(batch_norm=True), toy.toy()
+    method = toy.method("fedalt", personal="encoder.5.*", local_epochs=0)
+    clients = Looped(method, model, data, 7, processes=1)
+    server = method.server_init(model, clients.census)
+    before = tree.apply(torch.clone, server)
+    x, y = data.train.client(0)
+    held = Data(x, y, torch.tensor(3), torch.ones((), dtype=torch.float64), 4, data.transform, alone=True)
+    state, up = method.client_train(model, method.client_init(model, held, {}), method.server_send(server, y), held)
+    toy.assert_same(tree.flatten(before), tree.flatten(server))
+    toy.assert_same(tree.flatten(up.shared), tree.flatten(server.shared))
+    assert not torch.equal(state.personal.encoder["5.weight"], model.start.encoder["5.weight"])
+    clients.close()
+
+
+def test_split_and_join_are_inverse() -> None:
+    model = toy.model(batch_norm=True)
+    for personal in ("none", "head", "norm", "encoder.0.*"):
+        shared, own = sharing.split(model.start, sharing.personal_names(personal, model))
+        toy.assert_same(dict(sorted(tree.items(sharing.join(shared, own)))), dict(sorted(tree.items(model.start))))
+    trained = sharing.join(Weights({}, Live(model.start.head)), Weights(model.start.encoder, {}))
+    assert isinstance(trained.head, Live)
+    assert not isinstance(trained.encoder, Live)
+
+
+@pytest.mark.parametrize(
+    ("personal", "said"),
+    [
+        ("heads.*", r"'heads\.\*' matches no weights of the network; nearest: head\.bias, head\.weight"),
+        ("head.*|encoder.4.wieght", r"'encoder\.4\.wieght' matches no .*nearest: encoder\.4\.weight"),
+        ("zzz", r"known: head, encoder, norm, none, or names such as encoder\.0\.weight"),
+        ("*", "matches all weights of the network .* choose fewer, or method local"),
+        ("norm", "needs a network with normalization layers"),
+    ],
+)
+def test_patterns_that_make_no_sense(personal: str, said: str) -> None:
+    with pytest.raises(CoterieError, match=said):
+        rehearse(toy.method("fedsim", personal=personal), toy.model(), *toy_samples())
+
+
+def test_fedbn_needs_normalization_layers() -> None:
+    with pytest.raises(CoterieError, match="FedBN needs normalization layers"):
+        rehearse(toy.method("fedbn"), toy.model(), *toy_samples())
+    rehearse(toy.method("fedbn"), toy.model(batch_norm=True), *toy_samples())
+    group = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(400, 4))
+    assert sharing.norm_names(make_model(group, toy.SHAPE, 4)) == ("encoder.1.weight", "encoder.1.bias")
+
+
+def toy_samples() -> tuple[torch.Tensor, torch.Tensor]:
+    split = toy.toy().train
+    return split.x[:4], split.y[:4]
