@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields, is_dataclass
 
 import torch
@@ -44,6 +44,16 @@ def parts(output: object) -> Iterable[tuple[str, object]]:
     return ()
 
 
-def attention_for_vmap(device: torch.device) -> AbstractContextManager[object]:
-    """On a CPU, compute attention as matrix products inside this block: vmap has no rule for torch's fused kernel."""
-    return sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext()
+@contextmanager
+def attention_for_vmap(device: torch.device) -> Iterator[None]:
+    """Attention as vmap computes it: by the parts of nn.TransformerEncoderLayer, and on a CPU as matrix products.
+
+    vmap has no rule for torch's fused kernels of both.
+    """
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

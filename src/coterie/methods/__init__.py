@@ -17,26 +17,26 @@ from coterie.methods.apple import APPLE
 from coterie.methods.cfl import CFL
 from coterie.methods.ditto import Ditto
 from coterie.methods.fedala import FedALA
+from coterie.methods.fedalt import FedAlt
 from coterie.methods.fedamp import FedAMP
 from coterie.methods.fedas import FedAS
-from coterie.methods.fedalt import FedAlt
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.fedavgm import FedAvgM
 from coterie.methods.fedbabu import FedBABU
-from coterie.methods.fedcp import FedCP
-from coterie.methods.fedcac import FedCAC
 from coterie.methods.fedbn import FedBN
+from coterie.methods.fedcac import FedCAC
+from coterie.methods.fedcp import FedCP
 from coterie.methods.fedcrc import FedCRC
 from coterie.methods.feddbe import FedDBE
 from coterie.methods.feddyn import FedDyn
 from coterie.methods.fedem import FedEM
 from coterie.methods.fedfomo import FedFomo
-from coterie.methods.fednova import FedNova
-from coterie.methods.fedopt import FedOpt
 from coterie.methods.fedlc import FedLC
+from coterie.methods.fednova import FedNova
 from coterie.methods.fedntd import FedNTD
 from coterie.methods.fedgen import FedGen
 from coterie.methods.fedgh import FedGH
+from coterie.methods.fedopt import FedOpt
 from coterie.methods.fedpac import FedPAC
 from coterie.methods.fedpac_proto import FedPACProto
 from coterie.methods.fedper import FedPer
@@ -56,8 +56,8 @@ from coterie.methods.knn_per import KNNPer
 from coterie.methods.lg_fedavg import LGFedAvg
 from coterie.methods.local import Local
 from coterie.methods.moon import MOON
-from coterie.methods.per_fedavg import PerFedAvg
 from coterie.methods.mr_mtl import MRMTL
+from coterie.methods.per_fedavg import PerFedAvg
 from coterie.methods.pfakd import PFAKD
 from coterie.methods.pfedfda import pFedFDA
 from coterie.methods.pfedhn import pFedHN
@@ -88,20 +88,20 @@ __all__ = [
     "FedAvg",
     "FedAvgM",
     "FedBABU",
-    "FedCP",
-    "FedCAC",
     "FedBN",
+    "FedCAC",
+    "FedCP",
     "FedCRC",
     "FedDBE",
     "FedDyn",
     "FedEM",
     "FedFomo",
-    "FedNova",
-    "FedOpt",
     "FedLC",
     "FedNTD",
     "FedGH",
     "FedGen",
+    "FedNova",
+    "FedOpt",
     "FedPAC",
     "FedPACProto",
     "FedPHP",
