@@ -37,9 +37,7 @@ ROWS = [
     Row("moon", {"contrast": 1.0, "temperature": 0.5}, "pre", "MOON mu=1 tau=0.5"),
     Row("fedala", {}, "pre", "FedALA"),
     Row("local", {}, "post", "FedAMP", why="(their proximal term has no gradient and no cloud model is loaded)"),
-    Row("fedamp", {}, "post", "FedAMP"),
     Row("feddbe", {"pull": 50.0}, "pre", "FedDBE kl_weight=50 momentum=1"),
-    Row("fedcp", {"align": 1.0}, "pre", "FedCP"),
     Row("per-fedavg", {"inner_lr": 0.01}, "finished", "PerAvg"),
 ]
 
