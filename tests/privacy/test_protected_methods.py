@@ -26,12 +26,31 @@ KINDS: dict[str, dict[str, Any]] = {
 FAIR = {"q-fedavg", "afl"}  # by the loss that each client sends
 OWN_ENCODERS = {"fedproto", "fedgh", "fedtgp"}  # that send class statistics only
 STATISTICS = {"fedpac", "fedpac-proto"} | OWN_ENCODERS
+TREATS_EACH = {"fedfomo", "hypcluster", "apple", "cfl"}  # the server compares clients, or hands their models on
 REFUSED = {
-    "clip": {"local", "fedfomo", "hypcluster"},
-    "trimmed": {"local", "fedfomo", "hypcluster"} | OWN_ENCODERS,
-    "median": {"local", "fedfomo", "hypcluster", "pfedhn", "pfedla"} | STATISTICS | FAIR,
-    "client": {"local", "fedfomo", "hypcluster", "pfedhn", "pfedla", "feddyn", "fedreg", "fedgen"} | STATISTICS | FAIR,
-    "sample": {"fedfomo", "hypcluster", "fedem", "gpfl", "fedreg", "fedrod", "fedgen"} | STATISTICS | FAIR,
+    "clip": {"local"} | TREATS_EACH,
+    "trimmed": {"local", "pfedfda"} | TREATS_EACH | OWN_ENCODERS,
+    "median": {"local", "pfedhn", "pfedla", "fedamp", "fedcac", "pfedfda"} | TREATS_EACH | STATISTICS | FAIR,
+    "client": {
+        "local",
+        "pfedhn",
+        "pfedla",
+        "feddyn",
+        "fedreg",
+        "fedgen",
+        "fedcac",
+        "fedas",
+        "fednova",
+        "fedamp",
+        "feddbe",
+    }
+    | TREATS_EACH
+    | STATISTICS
+    | FAIR,
+    "sample": {"fedem", "gpfl", "fedreg", "fedrod", "fedgen", "fedlc", "fedas", "pfedfda", "per-fedavg", "fedala"}
+    | {"fedfomo", "hypcluster", "feddbe", "fedcp"}
+    | STATISTICS
+    | FAIR,
     "statistics": set(METHODS) - {"fedpac", "fedpac-proto"},
     "both": set(METHODS) - OWN_ENCODERS,
 }

@@ -36,6 +36,11 @@ from coterie.methods.fednova import FedNova
 from coterie.methods.fedntd import FedNTD
 from coterie.methods.fedgen import FedGen
 from coterie.methods.fedgh import FedGH
+from coterie.methods.fedgen import FedGen
+from coterie.methods.fedgh import FedGH
+from coterie.methods.fedlc import FedLC
+from coterie.methods.fednova import FedNova
+from coterie.methods.fedntd import FedNTD
 from coterie.methods.fedopt import FedOpt
 from coterie.methods.fedpac import FedPAC
 from coterie.methods.fedpac_proto import FedPACProto
@@ -100,6 +105,10 @@ __all__ = [
     "FedNTD",
     "FedGH",
     "FedGen",
+    "FedGH",
+    "FedGen",
+    "FedLC",
+    "FedNTD",
     "FedNova",
     "FedOpt",
     "FedPAC",
