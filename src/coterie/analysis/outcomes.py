@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from coterie.analysis.lookup import method_class, method_name, parts, training
 from coterie.core.errors import CoterieError
 from coterie.core.method import AnyMethod
 from coterie.federation import History
 from coterie.federation.history import Outcome
-from coterie.methods import VARIANTS, method_class, method_name, parts, training
+from coterie.methods import VARIANTS
 
 NEW = {"new_pre": "new: before", "new_post": "new: after", "new_global": "new: global"}  # columns for new clients
 

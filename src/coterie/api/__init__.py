@@ -1,11 +1,11 @@
 """What `import coterie` offers: names become data, models and methods, and a run becomes a result."""
 
+from coterie.analysis.lookup import method_name
 from coterie.api.data import RULE_SETTINGS, VARY, DataSettings, find_data, load_clients
 from coterie.api.methods import About, choose, federate, make_method, resolve
 from coterie.api.public import run
 from coterie.api.running import drive, execute, guarantee
 from coterie.execution.choice import Execution, fastest, place, ready
-from coterie.methods import method_name
 from coterie.models import make_network
 from coterie.runs.describe import describe, facts, fingerprint, portrait
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from coterie.analysis.comparison import Comparison
+from coterie.analysis.lookup import method_class, method_name, parts, training
 from coterie.analysis.outcomes import label, rows_of, title
 from coterie.analysis.plots import Curve
 from coterie.api.arguments import check_arguments
@@ -31,7 +32,6 @@ from coterie.core.method import AnyMethod
 from coterie.core.model import Model
 from coterie.execution.choice import Execution
 from coterie.federation import Ending
-from coterie.methods import method_class, method_name, parts, training
 from coterie.privacy import Protection
 from coterie.report.naming import dataset, entries
 from coterie.report.sections.summary import outcome, reference, same_data

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
+from coterie.analysis.lookup import ancestor, checked_class, method_class, method_name, parts
 from coterie.api.protocols import method_preset, preset
 from coterie.api.settings import check_settings
 from coterie.core.errors import CoterieError
@@ -13,7 +14,6 @@ from coterie.core.method import AnyMethod
 from coterie.core.training import LocalTraining
 from coterie.core.user_code import failure
 from coterie.federation import Safety, Settings
-from coterie.methods import ancestor, checked_class, method_class, method_name, parts
 
 FEDERATION = frozenset(f.name for f in fields(Settings))
 

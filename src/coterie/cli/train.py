@@ -81,10 +81,10 @@ def add_setting_flags(
 
 def add_method_flags(parser: argparse.ArgumentParser, argv: list[str]) -> None:
     """Flags of the method that is named."""
+    from coterie.analysis.lookup import parts
     from coterie.api import make_method, method_name
     from coterie.api.protocols import method_presets
     from coterie.core.errors import CoterieError
-    from coterie.methods import parts
 
     for word in argv:
         try:

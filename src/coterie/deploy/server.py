@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from coterie.analysis.lookup import described
 from coterie.api import About, choose, drive, guarantee
 from coterie.api.result import Result
 from coterie.core.errors import CoterieError, unknown
@@ -32,7 +33,6 @@ from coterie.deploy.transports.mqtt.server import MqttTransport
 from coterie.deploy.transports.presence import DeviceTransport, Register
 from coterie.deploy.wire import Refused, checksum
 from coterie.federation import Round, Safety, Settings
-from coterie.methods import described
 from coterie.models import build_model
 from coterie.privacy import SECRET, Protection
 from coterie.privacy.encryption import Encryption

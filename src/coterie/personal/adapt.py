@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coterie.analysis.lookup import described
 from coterie.api import portrait
 from coterie.api.result import Result
 from coterie.core import random, tree
@@ -25,7 +26,6 @@ from coterie.execution import LocalBackend, Looped, Turn
 from coterie.execution.scoring import slices
 from coterie.federation import History, Round
 from coterie.federation.rounds import sift
-from coterie.methods import described
 from coterie.personal.labelled import BY_NAME, LabelledReading, joined, read_labelled
 from coterie.personal.labels import Chance
 from coterie.runs.folder import Folder

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
+from coterie.analysis.lookup import checked_class, method_class
 from coterie.core.errors import CoterieError
 from coterie.core.method import AnyMethod
 from coterie.core.training import LocalTraining
 from coterie.core.validation import MappingReader
-from coterie.methods import METHODS, checked_class, method_class
+from coterie.methods import METHODS
 from coterie.runs.checksums import RunFiles
 
 NEEDED: dict[str, dict[str, Any]] = {

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coterie.analysis.lookup import described
 from coterie.core import tree
 from coterie.core.data import FederatedData
 from coterie.core.version import VERSION
@@ -21,7 +22,6 @@ from coterie.execution import Backend, LocalBackend
 from coterie.federation import Settings
 from coterie.federation.history import POINTS, worst_tenth
 from coterie.federation.trained import TrainedFederation
-from coterie.methods import described
 from coterie.runs.checkpoint_files import checksum
 from coterie.runs.tables import PHASES
 

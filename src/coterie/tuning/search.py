@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from coterie.analysis.lookup import described
 from coterie.api import About, Execution, choose, execute, fingerprint, load_clients, make_method, method_name
 from coterie.api.arguments import check_arguments
 from coterie.core import tree
@@ -21,7 +22,7 @@ from coterie.core.method import AnyMethod
 from coterie.core.model import Model
 from coterie.data.gather import folded
 from coterie.federation.history import POINTS
-from coterie.methods import VARIANTS, described
+from coterie.methods import VARIANTS
 from coterie.runs.checkpoint_files import checksum
 from coterie.runs.disk import check_tree, lock, read_inside, whole, writing
 from coterie.runs.finding import discard_unstarted, is_complete, new_folder, open_run

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from coterie.analysis.lookup import method_class
 from coterie.api import VARY, method_name
 from coterie.api.protocols import PROTOCOLS
 from coterie.core.errors import CoterieError, unknown
@@ -20,7 +21,6 @@ from coterie.core.validation import MOST_LETTERS, MappingReader, fitting, load_y
 from coterie.data import DATASETS, PARTITIONS
 from coterie.federation import Settings
 from coterie.federation.history import POINTS
-from coterie.methods import method_class
 from coterie.models import MODELS
 from coterie.papers.recipes.published import read_published
 from coterie.papers.recipes.recipe import (

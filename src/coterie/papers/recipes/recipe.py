@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple
 
+from coterie.analysis.lookup import method_class, training
 from coterie.api import VARY, About, federate, make_method, resolve
 from coterie.api.protocols import preset
 from coterie.core.data import Transform
@@ -18,7 +19,7 @@ from coterie.core.errors import CoterieError
 from coterie.core.method import AnyMethod
 from coterie.data import PARTITIONS, transform
 from coterie.federation import Settings
-from coterie.methods import VARIANTS, method_class, training
+from coterie.methods import VARIANTS
 
 Value = tuple[tuple[str, Any], ...]  # one choice of the settings that vary: ((setting, value), ...)
 
