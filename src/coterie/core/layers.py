@@ -35,6 +35,10 @@ def draws(layer: nn.Module) -> bool:
     return isinstance(layer, nn.RReLU | nn.FractionalMaxPool2d | nn.FractionalMaxPool3d)
 
 
+def leave_weights() -> None:
+    """Replaces the `flatten_parameters` of recurrent layers, which moves the weights that it is given in memory."""
+
+
 def check_layers(network: nn.Module) -> None:
     """Refuse layers that cannot be federated as they are."""
     for name, layer in network.named_modules():

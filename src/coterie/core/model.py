@@ -17,7 +17,7 @@ from coterie.core.data import Transform, is_pixels
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.forward import forward
 from coterie.core.head import outputs, split_head
-from coterie.core.layers import check_forward, check_layers, copied, frozen_of, is_frozen, weights_of
+from coterie.core.layers import check_forward, check_layers, copied, frozen_of, is_frozen, leave_weights, weights_of
 from coterie.core.metrics import SummedMetric
 from coterie.core.preprocess import Preprocess
 from coterie.core.task import Classification, Task
@@ -256,6 +256,8 @@ def _copied(network: nn.Module) -> nn.Module:
     for module in network.modules():
         if isinstance(module, nn.modules.batchnorm._NormBase):
             module.num_batches_tracked = None  # used for torch's cumulative average only
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters = leave_weights  # type: ignore[method-assign]
     return network
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -108,6 +109,7 @@ def ready(how: Execution) -> str:
     except (RuntimeError, AssertionError) as error:
         raise CoterieError(f"device '{device}' cannot be used: {str(error).splitlines()[0]}") from None
     set_precision(how.precision, torch.device(device))
+    warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")  # by `Model`
     return device
 
 
