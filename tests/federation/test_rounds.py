@@ -105,6 +105,19 @@ def test_full_last_round_trains_everyone_and_leaves_the_server() -> None:
     toy.assert_same(server, {n: t for n, t in without.items() if n.startswith("server.")})
 
 
+def test_all_clients_take_part_in_an_aggregated_last_round() -> None:
+    """FedAvg: the last state is the mean of what five clients make of the state after one sampled round."""
+    data, model, method = toy.toy(), toy.model(), toy.method("fedavg")
+    made, history = toy.looped(method, model, data, rounds=2, join_ratio=0.6, aggregate_last_round=True)
+    assert [len(record.participants) for record in history] == [3, 5, 5]  # the third is FedAvg's final step
+    sampled, _ = toy.looped(method, model, data, rounds=2, join_ratio=0.6)
+    assert toy.distance(made, sampled) > 1e-6
+    everyone, whole = toy.looped(method, model, data, rounds=1, join_ratio=0.6, aggregate_last_round=True)
+    plain, _ = toy.looped(method, model, data, rounds=1, join_ratio=1.0)
+    assert len(whole[0].participants) == 5
+    assert toy.distance(everyone, plain) == 0
+
+
 def test_everybody_diverging_ends_the_run_with_advice() -> None:
     with pytest.raises(CoterieError, match="smaller learning rate"):
         toy.looped(toy.method("fedavg", lr=1e200), toy.model(), toy.toy())

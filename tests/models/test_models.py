@@ -48,6 +48,8 @@ def count(module: nn.Module) -> int:
         ("akd-cnn", COLOUR, 10, {}, 27_168, 17_098, 256),
         ("akd-cnn", COLOUR, 10, {"head_depth": "all_fc"}, 27_168, 17_098, 256),
         ("akd-cnn", COLOUR, 10, {"head_depth": "last"}, 43_616, 650, 64),
+        ("akd-cnn-text", COLOUR, 10, {}, 43_616, 650, 64),
+        ("akd-cnn-text", GREY, 10, {}, 160 + 8_224 + 18_496 + 4_160, 650, 64),  # one pixel of 64 channels is left
         ("akd-cnn", GREY, 10, {}, 115_776, 1_290, 128),
         ("akd-cnn", GREY, 10, {"head_depth": "all_fc"}, 13_248, 103_818, 800),
         ("resnet18", COLOUR, 100, {}, 11_168_832, 51_300, 512),
@@ -238,7 +240,7 @@ def test_smallest_images(name: str, channels: int, smallest: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["akd-cnn", "cnn", "conv4", "convnet", "mobilenet", "resnet18", "resnet18-gn", "vit-tiny"]
+    "name", ["akd-cnn", "akd-cnn-text", "cnn", "conv4", "convnet", "mobilenet", "resnet18", "resnet18-gn", "vit-tiny"]
 )
 @pytest.mark.parametrize("shape", [(30,), (32, 32), (3, 0, 32), (0, 32, 32)])
 def test_samples_that_are_no_images(name: str, shape: tuple[int, ...]) -> None:

@@ -33,6 +33,7 @@ def run(
     rounds: int | None = None,
     join_ratio: float | None = None,
     full_last_round: bool | None = None,
+    aggregate_last_round: bool | None = None,
     lr_decay: float | None = None,
     lr_steps: tuple[tuple[int, float], ...] | None = None,
     new_clients: float | str | None = None,
@@ -115,6 +116,7 @@ def run(
     rounds: communication rounds.
     join_ratio: share of clients in a round.
     full_last_round: all clients train once more after the last round.
+    aggregate_last_round: all clients take part in the last round.
     lr_decay: factor on the learning rate, every round.
     lr_steps: factors on the learning rate from a round on, such as ((50, 0.2), (75, 0.02)).
     new_clients: clients that do not train and are evaluated at the end: their share, or names such as "s22,s23".

@@ -159,6 +159,11 @@ def guarantee(
     protection.check(method)
     if not protection.private:
         return None
+    if federation.aggregate_last_round:
+        raise CoterieError(
+            "aggregate_last_round cannot be combined with differential privacy, whose noise is for the "
+            "participants of an ordinary round"
+        )
     rounds = taken_part(federation.seed, federation.rounds, len(sizes), federation.joining(len(sizes)))
     again = federation.full_last_round and federation.join_ratio < 1
     return protection.guarantee(method, model, x, (*sizes, *new), (*rounds, *(1 for _ in new)), again)

@@ -95,7 +95,8 @@ def play(
     timer, trained = PhaseTimer(backend.device), dict[Point, Scores]()
     measured = (number + 1) % settings.evaluate_every == 0 or number + 1 == settings.rounds
     turn = Turn(number, settings.rate(number), measured)
-    joined = random.participants(settings.seed, number, backend.num_clients, settings.joining(backend.num_clients))
+    count = settings.joining(backend.num_clients, number)
+    joined = random.participants(settings.seed, number, backend.num_clients, count)
     with timer.time("send"):
         downs = send(backend.method, server, joined)
     with timer.time("train"):

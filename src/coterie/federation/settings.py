@@ -25,6 +25,9 @@ class Settings(Explicit):
     full_last_round: bool = field(
         default=False, metadata={"help": "after the last round all clients train once more and are evaluated"}
     )
+    aggregate_last_round: bool = field(
+        default=False, metadata={"help": "all clients take part in the last round, and the server takes their updates"}
+    )
     lr_decay: float = field(default=1.0, metadata={"help": "factor on the learning rate per round", "low": 0})
     lr_steps: tuple[tuple[int, float], ...] = field(
         default=(), metadata={"help": "factors on the learning rate from given rounds on, such as 50:0.2,75:0.02"}
@@ -54,8 +57,10 @@ class Settings(Explicit):
         steps = [factor for start, factor in sorted(self.lr_steps) if round >= start]
         return self.lr_decay**round * (steps[-1] if steps else 1.0)
 
-    def joining(self, num_clients: int) -> int:
-        """The number of participants in a round."""
+    def joining(self, num_clients: int, round: int | None = None) -> int:
+        """The number of participants in round 0, 1, ..., or in an ordinary round."""
+        if self.aggregate_last_round and round == self.rounds - 1:
+            return num_clients
         return max(int(self.join_ratio * num_clients + 1e-9), 1)
 
 

@@ -2,6 +2,8 @@
 
 Deng, Kamani, Mahdavi: Adaptive Personalized Federated Learning, 2020 (arXiv 2003.13461).
 The weight of the local model is fixed, as in FedPAC's comparison; `adaptive` learns it, as in the paper.
+The gradient of the local model is taken at the shared model after its step on the same batch, as in the authors' code
+(FedTorch); Algorithm 1 of the paper takes both gradients before either step.
 The local model keeps the BatchNorm statistics of the mixture, because it only runs as part of the mixture.
 """
 

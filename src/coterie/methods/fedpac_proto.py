@@ -4,6 +4,8 @@ Ding: a replication of FedPAC (ICLR 2023) with a decision layer aggregated by cl
 Equation (12) of that text lacks an index and (13) is normalized over the wrong one; here f_ij is the loss of j's
 prototypes under i's head (or of i's under j's, `own->other`), and the weights of each client sum to 1.
 Class losses are weighted by class frequency: aligned prototypes hardly differ, frequencies do.
+A client's own prototypes count too: the text describes those of the other clients, but its general formula feeds client
+A's prototypes to A's own head, and without them a client would drop the head that it trained.
 The rule for negative losses is omitted, since cross entropy is never negative.
 """
 

@@ -17,7 +17,7 @@ from coterie.core.task import Task
 from coterie.core.user_code import failure
 from coterie.models.adapters import freeze
 from coterie.models.attention import transformer, vit_tiny
-from coterie.models.cnn import akd_cnn, cnn, conv4, convnet
+from coterie.models.cnn import akd_cnn, akd_cnn_text, cnn, conv4, convnet
 from coterie.models.mobilenet import mobilenet
 from coterie.models.network import Network, Shape
 from coterie.models.resnet import resnet18, resnet18_gn
@@ -28,6 +28,7 @@ __all__ = ["MODELS", "Network", "build", "build_model", "make_network"]
 
 MODELS: dict[str, Callable[..., Network]] = {
     "akd-cnn": akd_cnn,
+    "akd-cnn-text": akd_cnn_text,
     "cnn": cnn,
     "cnn1d": cnn1d,
     "conv4": conv4,

@@ -80,5 +80,14 @@ def akd_cnn(shape: Shape, classes: int, head_depth: str | None = None) -> Networ
     return Network(nn.Sequential(*body), nn.Sequential(*hidden, last))
 
 
+def akd_cnn_text(shape: Shape, classes: int) -> Network:
+    """The network of PFAKD's text, which its code has for color images only: three convolutions, two linear layers and
+    the last one as the head, for any number of channels; d = 64."""
+    check_image("akd-cnn-text", shape, smallest_side(AKD_COLOUR))
+    body = [*conv_layers(shape[0], AKD_COLOUR, nn.ReLU()), nn.Flatten()]
+    hidden = [nn.Linear(flat_size(shape, AKD_COLOUR), 64), nn.ReLU()]
+    return Network(nn.Sequential(*body, *hidden), nn.Linear(64, classes))
+
+
 def _by_channels(shape: Shape, colour: tuple[Conv, ...]) -> tuple[Conv, ...]:
     return GREY if shape[:1] == (1,) else colour

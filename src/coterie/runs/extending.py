@@ -55,6 +55,8 @@ def unfinished(folder: Folder, settings: Settings, ending: Ending, elsewhere: bo
         raise CoterieError(f"{folder.path} is finished; there is nothing to continue")
     if elsewhere and planned != settings.rounds:
         raise CoterieError(f"the devices agreed on {planned} rounds; a federation of devices cannot be extended")
+    if settings.aggregate_last_round and planned != settings.rounds:
+        raise CoterieError(f"all clients took part in round {planned}, the last one; such a run cannot be extended")
     return remains(folder.path, settings.rounds, ending)
 
 

@@ -178,7 +178,7 @@ def read_round(
         for point in POINTS
         if row.get(f"{prefix(split)}{point}_mean") and (number, point, split) in measured
     ]
-    drawn = settings.joining(num_clients) == count and number <= settings.rounds
+    drawn = settings.joining(num_clients, number - 1) == count and number <= settings.rounds
     return Round(
         number,
         random.participants(settings.seed, number - 1, num_clients, count) if drawn else torch.arange(count),
