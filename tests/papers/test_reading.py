@@ -27,10 +27,13 @@ cases:
   - {when: {local_epochs: 2}, set: {lr: 0.05}}
 report: last
 average: clients
+inferences:
+  guess: {what: align is a half, fitted_on: {P1-T1-CIFAR10-20: [FedPAC, FedPer]}, tried: 3}
 rows:
   - {name: Alone, method: local}
   - name: Together
     method: fedpac
+    reading: {fitted: [guess]}
     settings: {align: 0.5}
     published:
       - {noniid_s: 20, local_epochs: 1, accuracy: 61.5}
@@ -54,6 +57,9 @@ def test_a_recipe_says_what_to_train(tmp_path: Path) -> None:
     assert (plan.partition["noniid_s"], plan.method.train.local_epochs, plan.method.train.lr) == (50.0, 2, 0.05)
     assert plan.method.align == 0.5  # type: ignore[attr-defined]
     assert recipe.plan(together, recipe.values[0]).method.train.lr == 0.1
+    assert recipe.rows[0].reading.kind == "default"  # it has no published number
+    assert (together.reading.kind, together.reading.tried) == ("fitted", 3)
+    assert together.reading.fitted_on == {("P1-T1-CIFAR10-20", "FedPAC"), ("P1-T1-CIFAR10-20", "FedPer")}
     assert together.published == {
         recipe.values[0]: {"accuracy": Published(61.5)},
         last: {"accuracy": Published(70.0, 1.5)},
@@ -64,6 +70,16 @@ def test_a_recipe_says_what_to_train(tmp_path: Path) -> None:
     ("old", "new", "said"),
     [
         ("place: Table 1\n", "", "place is missing"),
+        ("    reading: {fitted: [guess]}\n", "", "row Together: reading is missing"),
+        ("{fitted: [guess]}", "quoted", "row Together: reading 'quoted'"),
+        ("{fitted: [guess]}", "fitted", "must name its inferences"),
+        ("{fitted: [guess]}", "{fitted: []}", "fitted is empty"),
+        ("{fitted: [guess]}", "{fitted: [guesss]}", "did you mean 'guess'?"),
+        ("{fitted: [guess]}", "{fitted: [guess], tried: 2}", "'tried'"),
+        ("tried: 3", "tried: 1", "tried of at least 2"),
+        ("{P1-T1-CIFAR10-20: [FedPAC, FedPer]}", "{}", "at least one cell in fitted_on"),
+        ("what: align is a half, ", "", "what is missing"),
+        ("method: local}", "method: local, reading: fited}", "did you mean 'fitted'?"),
         ("place:", "plaice:", "unknown key 'plaice': did you mean 'place'?"),
         ("partition:", "partitoin:", "unknown key 'partitoin': did you mean 'partition'?"),
         ("name: Alone", "nam: Alone", "unknown key rows[0]. 'nam': did you mean 'name'?"),

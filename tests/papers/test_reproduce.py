@@ -24,10 +24,13 @@ from coterie.data import at_hand
 from coterie.execution import Scores
 from coterie.federation import History, Round
 from coterie.papers import reproduce as module
+from coterie.papers import tables
+from coterie.papers.matching import covers
 from coterie.papers.recipes import Recipe, find, matches, read_recipe, recipes
 from coterie.papers.reproduce import cells, chosen_rows, reproduce, results
-from coterie.papers.results import Shelf, accuracies, covers, last_trained, outcome
+from coterie.papers.results import Shelf, accuracies, last_trained, outcome
 from coterie.papers.tables import report
+from coterie.papers.verdicts import RunNoise
 
 RECIPE = """\
 id: mine
@@ -43,7 +46,7 @@ report: last
 average: clients
 records: {head_weights: [2]}
 rows:
-  - {name: Alone, method: local, published: [{local_epochs: 1, accuracy: 50.0}]}
+  - {name: Alone, method: local, reading: code, published: [{local_epochs: 1, accuracy: 50.0}]}
   - {name: FedAvg, method: fedavg}
   - {name: Tuned, method: fedavg-ft}
   - {name: FedPAC, method: fedpac}
@@ -168,18 +171,18 @@ def test_a_file_that_lacks_something_counts_as_not_run(
     main(["reproduce", "mine.yaml", "--methods", "local", "--seeds", "1", "--out", "out", "--show", "--format", "csv"])
     told = capsys.readouterr()
     assert f"{path.relative_to(tmp_path)}: history is missing; the training counts as not run" in told.err
-    assert [line.split(",")[7] for line in told.out.splitlines()[1:3]] == ["not run", "-"]
+    assert [line.split(",")[8] for line in told.out.splitlines()[1:3]] == ["not run", "-"]
 
 
 def test_reduced_rounds_are_kept_apart(recipe: Recipe, tmp_path: Path) -> None:
     shelf, rows = Shelf(tmp_path / "out"), chosen_rows(recipe, ["Alone"])
     go(recipe, tmp_path / "out", methods=("Alone",), rounds=1)
-    full, reduced = (report(recipe, rows, results(recipe, rows, shelf, 2, rounds), rounds)[0] for rounds in (None, 1))
+    full, reduced = (report(recipe, rows, results(recipe, rows, shelf, 2, rounds))[0] for rounds in (None, 1))
     at = full.header.index("verdict")
     assert [row[at] for row in full.rows] == ["not run"] * 2
     assert [row[at] for row in reduced.rows] == ["reduced"] * 2
     assert {row[full.header.index("difference")] for row in reduced.rows} == {"-"}
-    same = report(recipe, rows, results(recipe, rows, shelf, 2, 2), 2)[0]
+    same = report(recipe, rows, results(recipe, rows, shelf, 2, 2))[0]
     assert [row[at] for row in same.rows] == ["not run"] * 2  # --rounds as in the paper is not reduced
 
 
@@ -205,8 +208,10 @@ def result(accuracy: float, clients: list[int]) -> dict[str, Any]:
     return {**told, **made, "history": history, "last": {"post": last, "pre": last}}
 
 
-def test_the_table_by_hand(recipe: Recipe, tmp_path: Path) -> None:
-    """Alone is published with 50.00 at one epoch; 51, 52, 51.5 are within 1.5 points of it, 52, 53, 52.5 are not."""
+def test_the_table_by_hand(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone is published with 50.00 at one epoch; the noise of 0.3 points gives a band of ± 0.83."""
+    noises = {("fashion-mnist-small", "seeds"): RunNoise(0.3, 20, 10)}
+    monkeypatch.setattr(tables, "measured_noise", lambda: noises)
     shelf = Shelf(tmp_path / "out")
     rows = chosen_rows(recipe, ["local", "fedpac"])
     plans = {row.name: recipe.plan(row, recipe.values[0]) for row in rows}
@@ -214,21 +219,22 @@ def test_the_table_by_hand(recipe: Recipe, tmp_path: Path) -> None:
         for name, value in (("Alone", accuracy), ("FedPAC", accuracy + 0.2)):
             own = result(value, [50, 60, 40 + seed] if name == "Alone" else [70, 81 + seed, 63 + 2 * seed])
             shelf.add("mine", name, (), plans[name], seed, {**own, "settings": plans[name].settings, "seed": seed})
-    table, tests = report(recipe, rows, results(recipe, rows, shelf, 3, None), None)
+    table, tests = report(recipe, rows, results(recipe, rows, shelf, 3, None))
     line = dict(zip(table.header, table.rows[0], strict=True))
     assert line == {
-        "method": "Alone", "local_epochs": "1", "published": "50.00", "ours": "51.50", "std": "0.50", "95 %": "1.24",
-        "difference": "+1.50", "verdict": "met", "seeds": "3", "read at": "post",
+        "method": "Alone", "local_epochs": "1", "published": "50.00", "ours": "51.50", "std": "0.50", "±": "0.60",
+        "difference": "+1.50", "band": "0.83", "verdict": "off", "seeds": "3", "reading": "code", "read at": "post",
     }  # fmt: skip
-    assert table.rows[2][2:9] == ["-", "71.50", "0.50", "1.24", "-", "-", "3"]
-    assert table.rows[1][7] == "not run"
+    assert table.rows[2][2:10] == ["-", "71.50", "0.50", "0.60", "-", "-", "-", "3"]
+    assert table.rows[1][8] == "not run"
     ((name, difference, pairs, *_, verdict),) = tests.rows
     assert (name, pairs, verdict) == ("Alone", "3", "no difference shown")  # three clients, each over its seeds
     assert float(difference) == pytest.approx(100 * (150 + 151 + 152 - 214 - 217 - 220) / 900, abs=0.01)
-    for seed in range(3):
-        own = result(0.52 + seed / 200, [50, 60, 40])
-        shelf.add("mine", "Alone", (), plans["Alone"], seed, {**own, "settings": plans["Alone"].settings, "seed": seed})
-    assert report(recipe, rows, results(recipe, rows, shelf, 3, None), None)[0].rows[0][7] == "off"
+    for middle, verdict in ((0.50, "met"), (0.505, "undecided")):
+        for seed in range(3):
+            own = {**result(middle, [50, 60, 40]), "settings": plans["Alone"].settings, "seed": seed}
+            shelf.add("mine", "Alone", (), plans["Alone"], seed, own)
+        assert report(recipe, rows, results(recipe, rows, shelf, 3, None))[0].rows[0][8] == verdict
 
 
 def test_which_rounds_make_the_number() -> None:
@@ -236,6 +242,7 @@ def test_which_rounds_make_the_number() -> None:
     content = {"history": {"pre": curve}}
     assert outcome(content, "pre", "last", "clients") == pytest.approx(30)
     assert outcome(content, "pre", "best", "clients") == pytest.approx(90)
+    assert outcome(content, "pre", "best of every tenth", "clients") == pytest.approx(20)  # rounds 0 and 10
     assert outcome(content, "pre", "mean of last 10", "clients") == pytest.approx(10 * (9 * 0.2 + 0.3))
     assert outcome(content, "pre", "last", "samples") == pytest.approx(40)
     assert outcome(content, "global", "last", "samples") is None
@@ -354,7 +361,7 @@ def test_the_command(recipe: Recipe, tmp_path: Path) -> None:
     done = coterie_command(*arguments, "--format", "csv", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0] == "method,local_epochs,published,ours,std,95 %,difference,verdict,seeds,read at"
+    assert lines[0] == "method,local_epochs,published,ours,std,±,difference,band,verdict,seeds,reading,read at"
     assert [line.split(",")[0] for line in lines[1:5]] == ["Alone", "Alone", "FedAvg", "FedAvg"]
     shown = coterie_command(*arguments, "--show", "--format", "csv", cwd=tmp_path)
     assert shown.stdout == done.stdout

@@ -26,15 +26,18 @@ from coterie.data.partition import Labels, Partition
 from coterie.federation import Settings
 from coterie.papers.recipes import RECIPES, Recipe, find, read_recipe
 from coterie.papers.results import Shelf
-from coterie.papers.tables import NEAR
+from coterie.papers.verdicts import WIDEST
 
 ROOT = Path(__file__).parents[2]
+CLAIMS = ROOT / "docs" / "claims.md"
 RESULTS = ROOT / "benchmarks" / "results"
 DEMO = RECIPES / "coterie" / "demo.yaml"
 CIFAR, FASHION = "P1-T1-CIFAR10-20", "P1-T1-FMNIST-20"
 PAGES = {
-    "docs/results.md": "# Overview\n<!-- overview --><!-- end -->\n\n# All\n<!-- notes --><!-- end -->\n"
+    "docs/results.md": "<!-- noise --><!-- end --><!-- readings --><!-- end --><!-- coverage --><!-- end -->\n"
+    "# Overview\n<!-- overview --><!-- end -->\n\n# All\n<!-- notes --><!-- end -->\n"
     "<!-- tables --><!-- end -->\n<!-- findings --><!-- end -->",
+    "docs/claims.md": "# Summary\n<!-- summary --><!-- end --><!-- papers --><!-- end -->\n<!-- claims --><!-- end -->",
     "README.md": "# A\n<!-- demo --><!-- end -->\n\n# B\n<!-- results --><!-- end -->\n",
     "README.zh.md": "# A\n<!-- demo --><!-- end -->\n\n# B\n<!-- results --><!-- end -->\n",
 }
@@ -76,7 +79,7 @@ def put(folder: Path, recipe: str, row: str, accuracies: Sequence[float], **chan
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Pages with marks, and a few results; this folder is the current one."""
     for name, page in PAGES.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(page, encoding="utf-8")
     made = tmp_path / "results"
     made.mkdir()
@@ -98,7 +101,8 @@ def lines(text: str) -> dict[str, dict[str, str]]:
     header, _, *rows = (
         [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"
     )
-    return {row[0]: dict(zip(header, row, strict=True)) for row in rows}
+    names = [f"{name} {i}" if name in header[:i] else name for i, name in enumerate(header)]
+    return {row[0]: dict(zip(names, row, strict=True)) for row in rows}
 
 
 # Tables.
@@ -108,21 +112,22 @@ def test_numbers_and_verdicts_by_hand(folder: Path) -> None:
     text = section(Files(folder), find(CIFAR), {})
     rows = lines(text)
     assert list(rows) == ["FedAvg", "FedAvg-FT", "FedPer", "FedPAC"]  # in the recipe's order; FT is FedAvg's training
-    fedpac = {"published": "81.13", "difference": "-0.13", "verdict": "met", "seeds": "3", "read at": "pre"}
+    fedpac = {"published": "81.13", "difference": "-0.13", "verdict": "undecided", "seeds": "3", "read at": "pre"}
     assert fedpac.items() <= rows["FedPAC"].items()
     assert rows["FedPAC"]["ours"] == "81.00 ± 2.48"  # 4.3027 (t, 2 degrees of freedom) · 1 / √3
     assert rows["FedPAC"]["seconds"] == "13"
-    one = {"ours": "68.55", "difference": "-1.50", "verdict": "met", "seeds": "1"}
-    assert one.items() <= rows["FedAvg"].items()
-    assert {"ours": "69.88", "difference": "+1.51", "verdict": "off"}.items() <= rows["FedPer"].items()
+    one = {"ours": "68.55 ± 4.30", "difference": "-1.50", "verdict": "undecided", "seeds": "1", "reading": "code"}
+    assert one.items() <= rows["FedAvg"].items()  # FedPAC's are the only runs with several seeds: the noise is 1 point
+    assert {"difference": "-8.01", "verdict": "off"}.items() <= rows["FedAvg-FT"].items()
+    assert rows["FedPer"]["reading"] == "fitted (1 of 2)"
 
 
 def test_the_overview_by_hand(folder: Path) -> None:
     assert overview(Files(folder)).splitlines()[2:] == [
-        "| **FedPAC, ICLR 2023** | 3 of 5 | |",
-        f"| [{CIFAR}](#p1-t1-cifar10-20-fedpac-iclr-2023-tables-1-and-4) | 2 of 4 | "
-        "FedAvg-FT -8.01, FedPer +1.51 |",  # FedAvg's training was given the same accuracy at every point
-        f"| [{FASHION}](#p1-t1-fmnist-20-fedpac-iclr-2023-tables-1-and-4) | 1 of 1 |  |",
+        "| **FedPAC, ICLR 2023** | 5 | 0 | 1 | 4 | |",
+        f"| [{CIFAR}](#p1-t1-cifar10-20-fedpac-iclr-2023-tables-1-and-4) | 4 | 0 | 1 | 3 | "
+        "FedAvg-FT -8.01 |",  # FedAvg's training was given the same accuracy at every point
+        f"| [{FASHION}](#p1-t1-fmnist-20-fedpac-iclr-2023-tables-1-and-4) | 1 | 0 | 0 | 1 |  |",
     ]
 
 
@@ -147,15 +152,21 @@ def test_what_differs_between_rows_is_a_column(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "within"),
-    [("README.md", "3 of these 5 numbers, and 3 of all 5 measured so far"), ("README.zh.md", "5 个数字中有 3 个")],
+    [
+        ("README.md", "816 distinct numbers that five papers print, 16 were run"),
+        ("README.zh.md", "816 个不同的数字，已运行 16 个"),
+    ],
 )
 def test_the_readme_by_hand(folder: Path, name: str, within: str) -> None:
     assert ledger() == 0
     demo, results = Path(name).read_text(encoding="utf-8").split("# B")
     assert list(lines(demo)["Local"].values()) == ["Local", "60.00", "50.00"]  # the worst tenth of two clients is one
-    assert "| FedPAC | 91.83 | 91.00 | -0.83 | 81.13 | 81.00 ± 2.48 | -0.13 |" in results
-    assert "| FedAvg | - | - | - | 70.05 | 68.55 | -1.50 |" in results
-    assert within in results  # FedPAC twice and FedAvg; not FedAvg-FT and FedPer
+    pac, average = lines(f"# {results}")["FedPAC"], lines(f"# {results}")["FedAvg"]
+    assert [*pac.values()][1:4] == ["91.83", "91.00", "-0.83"]
+    assert [*pac.values()][5:8] == ["81.13", "81.00 ± 2.48", "-0.13"]
+    assert [*average.values()][1:8] == ["-"] * 4 + ["70.05", "68.55 ± 4.30", "-1.50"]
+    assert within in results  # FedPAC's numbers are in four tables, FedAvg-FT's in three, FedAvg's in two
+    assert "P0-T1-CIFAR10-20 FedAvg-FT -8.0, P0-T1-CIFAR10-20 Replicate +4.5" in results  # the worst rows, each once
 
 
 # Pages.
@@ -171,12 +182,12 @@ def test_a_changed_number_is_found_and_named(folder: Path, capsys: pytest.Captur
     capsys.readouterr()
     assert ledger("--check") == 1
     told = capsys.readouterr().out
-    assert f"results.md does not match results: Overview; {CIFAR}: FedPAC, ICLR 2023, Tables 1 and 4\n" in told
+    assert f"results.md does not match results: {CIFAR}: FedPAC, ICLR 2023, Tables 1 and 4\n" in told
     assert FASHION not in told
     assert "README.md" in told
     assert Path("docs/results.md").read_text(encoding="utf-8") == before  # a check writes nothing
     assert ledger() == 0
-    assert "| FedPer | 68.37 | 69.89 |" in Path("docs/results.md").read_text(encoding="utf-8")
+    assert "| FedPer | 68.37 | 69.89 ± 4.30 |" in Path("docs/results.md").read_text(encoding="utf-8")
 
 
 def test_a_page_that_was_changed_by_hand_is_found(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -218,18 +229,20 @@ settings: {rounds: 1, join_ratio: 1.0, local_epochs: 1, batch_size: 20, lr: 0.1,
 report: last
 average: clients
 rows:
-  - {name: Alone, method: local, published: 50.0}
+  - {name: Alone, method: local, reading: default, published: 50.0}
 """
     (folder / "mine.yaml").write_text(own, encoding="utf-8")
     main(["reproduce", "results/mine.yaml", "--out", "results", "--seeds", "3", "--processes", "1", "--format", "csv"])
     table = dict(zip(*(line.split(",") for line in capsys.readouterr().out.splitlines()[:2]), strict=True))
     assert ledger() == 0
     shown = Path("docs/results.md").read_text(encoding="utf-8").split("## mine: Ours, Table 1")[1]
-    assert lines(shown)["Alone"]["ours"] == f"{table['ours']} ± {table['95 %']}"
-    assert lines(shown)["Alone"]["verdict"] == table["verdict"]
+    assert lines(shown)["Alone"]["ours"] == f"{table['ours']} ± {table['±']}"
+    assert table["verdict"] == "undecided"  # Coterie has no noise of this dataset, and so no band
 
     (folder / "again.yaml").write_text(own.replace("mine", "again"), encoding="utf-8")
-    (folder / "never.yaml").write_text(own.replace("mine", "never").replace("local,", "fedavg,"), encoding="utf-8")
+    (folder / "never.yaml").write_text(
+        own.replace("mine", "never").replace("local, reading", "fedavg, reading"), encoding="utf-8"
+    )
     assert ledger() == 0
     page = Path("docs/results.md").read_text(encoding="utf-8")
     again = page.split("## again: Ours, Table 1")[1].split("\n## ")[0]
@@ -290,11 +303,11 @@ def test_citations_at_one_of_several_values(folder: Path) -> None:
 
 
 def test_citations_of_another_measure_and_of_the_last_rounds(folder: Path) -> None:
-    """FedReG's P is a mean over clients, its G one over samples; both are of the best round."""
+    """FedReG's G and P are means over samples, of the best round."""
     small, large = [0.5, *[0.25] * 9, 0.75], [0.9, *[0.5] * 10]
     history = {
         "global": {"round": [*range(11)], "clients": large, "samples": small},
-        "pre": {"round": [*range(11)], "clients": large, "samples": small},
+        "pre": {"round": [*range(11)], "clients": small, "samples": large},
     }
     put(folder, "P2-T2-FMNIST", "FedReG", [0.0], history=history)
     cited = "{P2-T2-FMNIST.fedreg.mean} {P2-T2-FMNIST.fedreg[G].late} {P2-T2-FMNIST.fedreg[P].mean:.1f}"
@@ -465,14 +478,16 @@ def test_runs_from_before_there_were_recipes(folder: Path) -> None:
 def test_the_pages_are_those_of_the_files() -> None:
     """If this fails: python -m tools.ledger"""
     found = {p.name: differences(*versions) for p, versions in pages(Files(RESULTS), ROOT).items()}
-    assert {"results.md", "README.md", "README.zh.md", "P1-F4-CIFAR10.svg"} <= found.keys()
+    assert {"results.md", "claims.md", "README.md", "README.zh.md", "noise.yaml", "P1-F4-CIFAR10.svg"} <= found.keys()
     assert not any(found.values()), found
 
 
 def test_no_number_of_the_page_on_results_is_typed() -> None:
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     typed = re.sub(r"<!-- \w+ -->.*?<!-- end -->|^```.*?^```", "", page, flags=re.S | re.M)
-    assert set(re.findall(r"\d+[.,]\d+", typed)) == {str(NEAR)}
+    assert set(re.findall(r"\d+[.,]\d+", typed)) == {str(WIDEST), "1.96"}
+    page = re.sub(r"<!-- \w+ -->.*?<!-- end -->", "", CLAIMS.read_text(encoding="utf-8"), flags=re.S)
+    assert not re.findall(r"\d+[.,]\d+", page)
 
 
 def share(rule: Callable[..., Partition], samples: int, **settings: Any) -> float:

@@ -1,4 +1,4 @@
-"""Write the tables of docs/results.md and the READMEs from result files, or check them."""
+"""Write the tables of docs/results.md, docs/claims.md and the READMEs from result files, or check them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def update(results: Path, check: bool) -> int:
             print(f"{path} does not match {results}: {'; '.join(differences(old, new))}")
             continue
         try:
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(new, encoding="utf-8")
         except OSError as error:
             raise CoterieError(f"cannot write {path}: {error.strerror}") from None

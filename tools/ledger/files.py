@@ -11,9 +11,15 @@ from typing import Any, NamedTuple
 
 from coterie.core.errors import CoterieError
 from coterie.papers.figures import figure
-from coterie.papers.recipes import Recipe, RecipeRow, Value, find, read_recipe, recipes
-from coterie.papers.results import Found, asked_by, checked, load
+from coterie.papers.matching import asked_by
+from coterie.papers.recipes import Plan, Recipe, RecipeRow, Value, find, read_recipe, recipes
+from coterie.papers.results import Found, checked, load
+from coterie.papers.verdicts import Noises
 from coterie.runs.disk import check_tree
+from tools.ledger.noise import measured
+
+FIRST = "1"  # the campaign of results that are not in a folder of their own
+CAMPAIGNS = "campaigns"
 
 
 class Reading(NamedTuple):
@@ -32,14 +38,24 @@ class Early(NamedTuple):
 
 class Files:
     """`RECIPE/*.json` written by `coterie reproduce`, `RECIPE.yaml` of recipes that are not part of Coterie, and
-    `*.json` with cells, which predate recipes."""
+    `*.json` with cells, which predate recipes.
+
+    `campaigns/NAME/RECIPE/*.json`: results of one campaign, in which every recipe has one commit. A cell shows its
+    newest campaign, never a mixture. Results outside of `campaigns` are the first campaign, which predates this rule.
+    """
 
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
             raise CoterieError(f"folder {folder} not found; pass the folder of results with --results")
         self.folder = folder
         check_tree(folder)
-        self.results = {path: checked(path) for path in sorted(folder.glob("*/*.json"))}
+        places = {FIRST: folder} | {path.name: path for path in sorted((folder / CAMPAIGNS).glob("*")) if path.is_dir()}
+        self.results: dict[Path, dict[str, Any]] = {}
+        for campaign, place in places.items():
+            found = {path: checked(path) | {"campaign": campaign} for path in sorted(place.glob("*/*.json"))}
+            if campaign != FIRST:
+                check_frozen(campaign, found)
+            self.results |= found
         self.by_kind: dict[str, list[dict[str, Any]]] = {}
         for content in self.results.values():
             self.by_kind.setdefault(kind(content["settings"]), []).append(content)
@@ -47,6 +63,9 @@ class Files:
         self.early = {p.stem: early(p, c) for p, c in loaded.items() if isinstance(c, dict) and "cells" in c}
         self.own = {path.stem: path for path in sorted(folder.glob("*.yaml")) if path.name != "findings.yaml"}
         self.recipe = cache(self._recipe)
+        self.cells: dict[str, list[Any]] = {}  # recipe -> its numbers; filled by sections.cells
+        self.claims: list[Any] = []  # filled by claims.claims
+        self.plans: dict[tuple[str, str, Value], Plan] = {}
         self._check_recipes()
 
     def _recipe(self, name: str) -> Recipe:
@@ -77,21 +96,41 @@ class Files:
         order = [*(recipe.id for recipe in recipes()), *self.own]
         return sorted(map(self.recipe, named), key=lambda recipe: order.index(recipe.id))
 
+    @cached_property
+    def noises(self) -> Noises:
+        """The noise between runs, per dataset."""
+        return measured(self.repeated())
+
+    def repeated(self) -> Iterator[tuple[Recipe, str, Reading]]:
+        """Every training that a table shows, with its recipe and measure."""
+        for recipe in self.recipes:
+            for row, value, measure in itertools.product(recipe.rows, recipe.values, recipe.measures):
+                for reading in self.readings(recipe, row, value, measure):
+                    yield recipe, measure, reading
+
     def readings(self, recipe: Recipe, row: RecipeRow, value: Value, measure: str) -> list[Reading]:
-        """The trainings of a cell, by seed; those of early files only if there are no others."""
-        plan = recipe.plan(row, value)
-        fits, made = asked_by(plan), dict[int, dict[str, Any]]()
+        """The trainings of a cell in its newest campaign, by seed; those of early files only if there are no others."""
+        plan = self.plan(recipe, row, value)
+        fits, made = asked_by(plan), dict[str, dict[int, dict[str, Any]]]()
         for content in self.by_kind.get(kind(plan.settings), ()):
             if fits(content):
-                made.setdefault(content["seed"], content)
+                made.setdefault(content["campaign"], {}).setdefault(content["seed"], content)
         if made:
-            return [Reading(made[seed], recipe.point(row, measure)) for seed in sorted(made)]
+            newest = made[list(made)[-1]]  # by_kind is in the order of campaigns
+            return [Reading(newest[seed], recipe.point(row, measure)) for seed in sorted(newest)]
         found = []
         for early in self.early.values():
             if row.name in early.rows.get(recipe.id, {}):
                 method, point = early.rows[recipe.id][row.name]
                 found.append(Reading(early.trainings[method], point))
         return found
+
+    def plan(self, recipe: Recipe, row: RecipeRow, value: Value) -> Plan:
+        """The training of a row, made once."""
+        key = recipe.id, row.name, value
+        if key not in self.plans:
+            self.plans[key] = recipe.plan(row, value)
+        return self.plans[key]
 
     def found(self, recipe: Recipe) -> Found:
         """All trainings that a recipe shows, by row and value."""
@@ -108,7 +147,8 @@ class Files:
             yield (row.name, value), {reading.content["seed"]: reading.content for reading in readings}
 
     def in_no_table(self) -> list[Path]:
-        """Results whose settings differ from their recipe, such as reduced rounds, and duplicates."""
+        """Results whose settings differ from their recipe, such as reduced rounds, duplicates, and those of earlier
+        campaigns."""
         shown = {
             id(content)
             for recipe in self.recipes
@@ -116,6 +156,20 @@ class Files:
             for content in by_seed.values()
         }
         return [path for path, content in self.results.items() if id(content) not in shown]
+
+
+def check_frozen(campaign: str, found: dict[Path, dict[str, Any]]) -> None:
+    """Raise an error if a recipe changed during a campaign."""
+    commits: dict[str, str] = {}
+    for path, content in found.items():
+        commit = content.get("recipe_commit")
+        if not commit or commit.endswith("+"):
+            raise CoterieError(f"{path}: its recipe was not committed; run campaigns with committed recipes")
+        if commits.setdefault(content["recipe"], commit) != commit:
+            raise CoterieError(
+                f"{path}: recipe {content['recipe']} is of commit {commit}, but of {commits[content['recipe']]} in "
+                f"other results of campaign {campaign}; start another campaign"
+            )
 
 
 def kind(settings: dict[str, Any]) -> str:
@@ -147,6 +201,7 @@ def as_result(about: dict[str, Any], cell: dict[str, Any]) -> dict[str, Any]:
         **{name: cell[name] for name in ("method", "seed", "commit", "seconds")},
         "date": about["date"],
         "early": True,
+        "campaign": FIRST,
         "precision": "not recorded",
         "partition": about["partition"],
         "hardware": {"machine": about["machine"]},

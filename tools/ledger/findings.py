@@ -1,8 +1,8 @@
 """Findings in prose, from findings.yaml. Their numbers are cited from the results, never typed.
 
 {P1-T1-CIFAR10-20.scaffold.mean}      the row SCAFFOLD of a recipe; also published, difference, gap (its size), std,
-                                      half (of the 95 % interval), seeds, late (the mean of the last ten rounds), or
-                                      another point: pre, post, ...
+                                      half (of the 95 % interval), seeds, late (the mean of the last ten rounds), lag
+                                      (how far the best other method is ahead), or another point: pre, post, ...
 {P1-T7-random.fedpac[local_epochs=5].mean}  at one value of the setting that varies
 {P2-T2-CIFAR10.fedper[P].mean}        a measure other than the first; follows the value, if any
 {cifar10-20.fedbabu.finished}         a run that predates recipes: file, method, point
@@ -19,6 +19,7 @@ from coterie.core.errors import CoterieError, unknown
 from coterie.core.names import spelling
 from coterie.core.validation import MappingReader, load_yaml
 from coterie.papers.recipes.recipe import SIZES
+from tools.ledger.claims import claims
 from tools.ledger.files import Files
 from tools.ledger.sections import Cell, cells
 
@@ -35,16 +36,21 @@ class Findings:
             keys = MappingReader("", load_yaml(self.path.read_text(encoding="utf-8")) if self.path.exists() else {})
             self.texts = texts(MappingReader("findings: ", keys.take("findings", dict, {})))
             self.notes = texts(MappingReader("notes: ", keys.take("notes", dict, {})))
+            self.claims = texts(MappingReader("claims: ", keys.take("claims", dict, {})))
+            self.gaps = texts(MappingReader("gaps: ", keys.take("gaps", dict, {})))
             keys.close()
-            self.texts, self.notes = ({n: self.resolved(t) for n, t in g.items()} for g in (self.texts, self.notes))
+            self.texts, self.notes, self.claims = (
+                {name: self.resolved(text) for name, text in group.items()}
+                for group in (self.texts, self.notes, self.claims)
+            )
         except (OSError, UnicodeDecodeError) as error:
             raise CoterieError(f"{self.path}: cannot be read: {error}") from None
         except CoterieError as error:
             raise CoterieError(f"{self.path}: {error}") from None
 
-    def as_list(self) -> str:
-        """A Markdown list with one item per finding."""
-        items = [f"- **{name}.** {text}" for name, text in self.texts.items()]
+    def as_list(self, found: dict[str, str]) -> str:
+        """A Markdown list with one item per text."""
+        items = [f"- **{name}.** {text}" for name, text in found.items()]
         return "\n".join(textwrap.fill(item, WIDTH, subsequent_indent="  ", break_on_hyphens=False) for item in items)
 
     def resolved(self, text: str) -> str:
@@ -79,7 +85,8 @@ class Findings:
             if name not in ends:
                 raise unknown(f"point of {row}", name, ends)
             return float(100 * ends[name])
-        return number_of(self.cell(source, row, value), name)
+        cell = self.cell(source, row, value)
+        return lag(self.files, cell) if name == "lag" else number_of(cell, name)
 
     def cell(self, source: str, row: str, value: str) -> Cell:
         recipe = self.files.recipe(source)
@@ -96,8 +103,16 @@ class Findings:
         return next(c for c in cells(self.files, recipe) if (c.row.name, c.value, c.measure) == wanted)
 
 
+def lag(files: Files, cell: Cell) -> float:
+    """How far the best other method of the column is ahead."""
+    for claim in claims(files):
+        if (claim.recipe.id, claim.value, claim.measure) == (cell.recipe.id, cell.value, cell.measure):
+            return -claim.ours.value
+    raise CoterieError("no other method was run")
+
+
 def number_of(cell: Cell, name: str) -> float | int:
-    published, ours, difference, _ = cell.comparison
+    published, ours, difference, *_ = cell.comparison
     known: dict[str, Any] = {"published": published and published.mean, "difference": difference}
     known |= {"gap": None if difference is None else abs(difference), "seeds": len(cell.readings)}
     known["late"] = cell.mean(report="mean of last 10")

@@ -1,22 +1,24 @@
-"""Overview of all tables: how many published numbers are met, and which are not."""
+"""Overview of all tables: the verdicts on their numbers, and the rows that are off."""
 
 from __future__ import annotations
 
 import re
 from itertools import chain
 
+from coterie.papers.verdicts import OFF
+from tools.ledger.coverage import Tally, printed
 from tools.ledger.files import Files
-from tools.ledger.sections import Cell, cells, title
+from tools.ledger.sections import Cell, title
 
 
 def overview(files: Files) -> str:
     """One line per paper and per recipe with results, without the folder's own recipes, which repeat other tables."""
     papers: dict[str, list[list[Cell]]] = {}
     for recipe in files.recipes:
-        judged = [cell for cell in cells(files, recipe) if cell.comparison.difference is not None]
+        judged = [cell for cell in printed(files, recipe) if cell.comparison.difference is not None]
         if judged and recipe.id not in files.own:
             papers.setdefault(recipe.paper, []).append(judged)
-    lines = ["| recipe | met | off |", "|---|---:|---|"]
+    lines = ["| recipe | run | met | off | undecided | rows that are off |", "|---|---:|---:|---:|---:|---|"]
     for paper, tables in papers.items():
         lines.append(f"| **{paper}** | {count(list(chain(*tables)))} | |")
         lines += map(line, tables)
@@ -25,12 +27,13 @@ def overview(files: Files) -> str:
 
 def line(judged: list[Cell]) -> str:
     recipe = judged[0].recipe
-    off = [f"{named(cell)} {cell.comparison.difference:+.2f}" for cell in judged if not cell.met]
+    off = [f"{named(cell)} {cell.comparison.difference:+.2f}" for cell in judged if cell.comparison.verdict == OFF]
     return f"| [{recipe.id}](#{anchor(title(recipe))}) | {count(judged)} | {', '.join(off)} |"
 
 
 def count(judged: list[Cell]) -> str:
-    return f"{sum(cell.met for cell in judged)} of {len(judged)}"
+    tally = Tally.of(judged)
+    return " | ".join(map(str, (tally.run, tally.met, tally.off, tally.undecided)))
 
 
 def named(cell: Cell) -> str:

@@ -7,11 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from coterie.core.errors import CoterieError
-from tools.ledger import readme
+from coterie.papers.verdicts import noise_text
+from tools.ledger import claims, readme
+from tools.ledger.coverage import by_reading, coverage, noise_table
 from tools.ledger.files import Files
 from tools.ledger.findings import Findings
 from tools.ledger.overview import overview
 from tools.ledger.sections import PICTURES, section
+
+NOISE = "src/coterie/papers/noise.yaml"
 
 
 def blocks(files: Files) -> dict[str, dict[str, str]]:
@@ -22,22 +26,32 @@ def blocks(files: Files) -> dict[str, dict[str, str]]:
     notes = "\n".join(f"- {note}" for dataset, note in findings.notes.items() if dataset not in shown)
     return {
         "docs/results.md": {
+            "readings": by_reading(files),
+            "coverage": coverage(files, findings.gaps),
+            "noise": noise_table(files),
             "overview": overview(files),
             "notes": notes,
             "tables": tables,
-            "findings": findings.as_list(),
+            "findings": findings.as_list(findings.texts),
+        },
+        "docs/claims.md": {
+            "summary": claims.summary(files),
+            "papers": findings.as_list(findings.claims),
+            "claims": claims.table(files),
         },
         **{page: readme.blocks(files, words) for page, words in readme.WORDS.items()},
     }
 
 
 def pages(files: Files, root: Path) -> dict[Path, tuple[str, str]]:
-    """Every picture and page: its current content, and what the result files give."""
+    """Every picture and page, and the noise that verdicts use: the current content, and what the result files give."""
     found = {}
     for recipe in files.recipes:
         if drawn := files.picture(recipe):
             path = root / "docs" / PICTURES / f"{recipe.id}.svg"
             found[path] = path.read_bytes().decode(errors="replace") if path.is_file() else "", drawn
+    path = root / NOISE
+    found[path] = path.read_text(encoding="utf-8") if path.is_file() else "", noise_text(files.noises)
     for name, texts in blocks(files).items():
         page = read(path := root / name)
         found[path] = page, renewed(page, {mark: f"\n\n{text}\n\n" for mark, text in texts.items()}, str(path))

@@ -8,11 +8,15 @@ from coterie.analysis.tables import TextTable, markdown
 from coterie.core.errors import CoterieError
 from coterie.federation.history import worst_tenth
 from coterie.papers.results import accuracies
-from coterie.papers.tables import NEAR, published_text
+from coterie.papers.tables import published_text
+from coterie.papers.verdicts import MET, OFF, UNDECIDED
+from tools.ledger.coverage import Tally, chance, every, held_out, identity
 from tools.ledger.files import Files
+from tools.ledger.overview import named
 from tools.ledger.sections import Cell, cells, ours_text
 
 DEMO = "demo"
+WORST = 5  # rows with the largest differences
 SHOWN = {"Fashion-MNIST": "P1-T1-FMNIST-20", "CIFAR-10": "P1-T1-CIFAR10-20"}
 
 
@@ -26,8 +30,11 @@ class Words(NamedTuple):
     ours: str
     difference: str
     demo: str
+    verdict: str
+    verdicts: dict[str, str]
     spread: str
     within: str
+    worst_rows: str
     colon: str
     stop: str
 
@@ -41,9 +48,16 @@ WORDS = {
         ours="ours",
         difference="difference",
         demo="Recipe `demo`, seed 0, two CPU cores.",
-        spread="± is half of the 95 % confidence interval over three seeds; rows without it have one or two seeds",
-        within="{here} of these {shown} numbers, and {all} of all {measured} measured so far, are within {near} points "
-        "of the paper. [Commits, hardware and precision](docs/results.md) of every number.",
+        verdict="verdict",
+        verdicts={MET: "met", OFF: "off", UNDECIDED: "undecided"},
+        spread="± is half of the 95 % interval of our mean. *Met*: the interval lies within the band around the "
+        "published number (at most ± 1.5 points, less on datasets with less noise between seeds); *off*: it lies "
+        "outside; *undecided*: neither, more seeds are needed",
+        within="Of the {distinct} distinct numbers that five papers print, {run} were run. Held out, that is without "
+        "the cells on which we chose among several readings of a paper, {met} of {held} are met, {off} are off and "
+        "{undecided} are undecided; {chance:.0f} of all {run} would be met by chance. [Every number with its reading, "
+        "seeds, commit and hardware](docs/results.md); [do the papers' claims hold?](docs/claims.md)",
+        worst_rows="The largest misses of all tables: {rows}",
         colon=": ",
         stop=". ",
     ),
@@ -55,9 +69,15 @@ WORDS = {
         ours="本项目",
         difference="差值",
         demo="配方 `demo`，种子 0，两个 CPU 核心。",
-        spread="± 为三个种子的 95 % 置信区间半宽；没有 ± 的行只有一个或两个种子",
-        within="上表 {shown} 个数字中有 {here} 个与论文相差不超过 {near} 个百分点；"
-        "迄今测得的全部 {measured} 个数字中有 {all} 个。[每个数字的提交、硬件和精度](docs/results.md)。",
+        verdict="结论",
+        verdicts={MET: "一致", OFF: "不一致", UNDECIDED: "未定"},
+        spread="± 为均值 95 % 置信区间的半宽。一致：区间落在论文数字周围的允许带内（最多 ± 1.5 个百分点，"
+        "种子噪声小的数据集更窄）；不一致：区间完全在带外；未定：两者都不是，需要更多种子",
+        within="五篇论文共印有 {distinct} 个不同的数字，已运行 {run} 个。除去用来选择论文解读的单元格后，"
+        "{held} 个中 {met} 个一致，{off} 个不一致，{undecided} 个未定；"
+        "若纯属偶然，全部 {run} 个中约有 {chance:.0f} 个一致。"
+        "[每个数字的解读、种子、提交和硬件](docs/results.md)；[论文的结论成立吗？](docs/claims.md)",
+        worst_rows="所有表格中偏差最大的行：{rows}",
         colon="：",
         stop="。",
     ),
@@ -98,37 +118,43 @@ def results(files: Files, words: Words) -> str:
     names = dict.fromkeys(cell.row.name for found in made.values() for cell in found)
     header, rows = [words.method], {name: [name.removesuffix("-only")] for name in names}
     for name, found in made.items():
-        header += [f"{name}{words.colon}{words.published}", words.ours, words.difference]
+        header += [f"{name}{words.colon}{words.published}", words.ours, words.difference, words.verdict]
         by_name = {cell.row.name: cell for cell in found}
         for method, row in rows.items():
-            row += texts(by_name[method]) if method in by_name else ["-"] * 3
-    notes = []
-    if any("±" in ours_text(cell) for found in made.values() for cell in found):
-        notes.append(words.spread)
-    notes.append(verdicts(files, [cell for found in made.values() for cell in found], words))
-    return f"{table(header, list(rows.values()))}\n\n{words.stop.join(notes)}"
+            row += texts(by_name[method], words) if method in by_name else ["-"] * 4
+    notes = [words.spread, verdicts(files, words), worst_rows(files, words)]
+    return f"{table(header, list(rows.values()))}\n\n{words.stop.join(notes)}{words.stop.strip()}"
 
 
-def texts(cell: Cell) -> list[str]:
+def texts(cell: Cell, words: Words) -> list[str]:
     found = cell.comparison
     return [
         published_text(found.published),
         ours_text(cell),
         "-" if found.difference is None else f"{found.difference:+.2f}",
+        words.verdicts.get(found.verdict, "-"),
     ]
 
 
-def verdicts(files: Files, shown: list[Cell], words: Words) -> str:
-    """Count the numbers that are met. One in several tables counts once; our own recipes do not count."""
-    every = {
-        (cell.comparison, id(cell.readings[0].content), cell.readings[0].point): cell.met
-        for recipe in files.recipes
-        if recipe.id not in files.own
-        for cell in cells(files, recipe)
-        if cell.comparison.difference is not None
-    }
-    here = [cell.met for cell in shown if cell.comparison.difference is not None]
-    return words.within.format(near=NEAR, here=sum(here), shown=len(here), all=sum(every.values()), measured=len(every))
+def verdicts(files: Files, words: Words) -> str:
+    """How many of the printed numbers were run, and how many are met held out."""
+    whole, held = Tally.of(every(files)), Tally.of(held_out(files))
+    return words.within.format(
+        distinct=whole.all,
+        run=whole.run,
+        held=held.run,
+        met=held.met,
+        off=held.off,
+        undecided=held.undecided,
+        chance=chance(files),
+    )
+
+
+def worst_rows(files: Files, words: Words) -> str:
+    found = list({identity(c): c for c in every(files)[::-1] if c.comparison.difference is not None}.values())
+    found.sort(key=lambda cell: -abs(cell.comparison.difference or 0.0))
+    shown = [f"{c.recipe.id} {named(c)} {c.comparison.difference:+.1f}" for c in found[:WORST]]
+    return words.worst_rows.format(rows=", ".join(shown))
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:

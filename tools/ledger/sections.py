@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from coterie.analysis.significance import Spread
 from coterie.analysis.tables import TextTable, markdown
-from coterie.papers.recipes import Recipe, RecipeRow, Value
+from coterie.papers.recipes import Plan, Recipe, RecipeRow, Value
 from coterie.papers.results import origins, outcome, seconds_alone, seeds
-from coterie.papers.tables import MET, Reproduced, compared, published_text
+from coterie.papers.tables import compared, published_text
+from coterie.papers.verdicts import Reproduced
 from tools.ledger.files import Files, Reading
 
 PICTURES = "pictures"  # next to the page
@@ -24,15 +26,8 @@ class Cell(NamedTuple):
     value: Value
     measure: str
     readings: list[Reading]
-
-    @property
-    def comparison(self) -> Reproduced:
-        published = self.row.published.get(self.value, {}).get(self.measure)
-        return compared(published, self.scores())
-
-    @property
-    def met(self) -> bool:
-        return self.comparison.verdict == MET
+    plan: Plan
+    comparison: Reproduced
 
     def scores(self, point: str | None = None, report: str | None = None) -> list[float]:
         """By seed. point, report: default to those of the table."""
@@ -46,12 +41,26 @@ class Cell(NamedTuple):
 
 
 def cells(files: Files, recipe: Recipe) -> list[Cell]:
-    return [
-        Cell(recipe, row, value, measure, files.readings(recipe, row, value, measure))
-        for row in recipe.rows
-        for value in recipe.values
-        for measure in recipe.measures
-    ]
+    """All numbers of a recipe, also those that were not run."""
+    if recipe.id not in files.cells:
+        files.cells[recipe.id] = [
+            made(files, recipe, row, value, measure)
+            for row in recipe.rows
+            for value in recipe.values
+            for measure in recipe.measures
+        ]
+    return list(files.cells[recipe.id])
+
+
+def made(files: Files, recipe: Recipe, row: RecipeRow, value: Value, measure: str) -> Cell:
+    plan, readings = files.plan(recipe, row, value), files.readings(recipe, row, value, measure)
+    points = {
+        reading.point for reading in readings if reading.content.get("early")
+    }  # early files have their own points
+    read = replace(row, read=points.pop()) if points else row
+    contents = [reading.content for reading in readings]
+    found = compared(recipe, read, value, measure, plan, contents, files.noises)
+    return Cell(recipe, row, value, measure, readings, plan, found)
 
 
 def contents(cells: Iterable[Cell]) -> list[dict[str, Any]]:
@@ -59,11 +68,11 @@ def contents(cells: Iterable[Cell]) -> list[dict[str, Any]]:
 
 
 def ours_text(cell: Cell) -> str:
-    """The mean, and half of the 95 % interval for three or more seeds."""
+    """The mean, and half of its 95 % interval if there is one."""
     ours = cell.comparison.ours
     if ours is None:
         return "-"
-    return f"{ours.mean:.2f}" + (f" ± {ours.half:.2f}" if ours.half is not None and len(cell.readings) > 2 else "")
+    return f"{ours.mean:.2f}" + (f" ± {ours.half:.2f}" if ours.half is not None else "")
 
 
 def section(files: Files, recipe: Recipe, notes: Mapping[str, str]) -> str:
@@ -98,7 +107,7 @@ def picture(files: Files, recipe: Recipe) -> list[str]:
 
 
 def about(recipe: Recipe, made: list[Cell]) -> str:
-    plans = [recipe.plan(cell.row, cell.value) for cell in made]
+    plans = [cell.plan for cell in made]
 
     def all_of(name: str, values: Iterable[Any]) -> str:
         return f"{', '.join(map(str, sorted(set(values))))} {name}"
@@ -116,6 +125,12 @@ def not_run(every: list[Cell], made: list[Cell]) -> str:
     return text
 
 
+def reading_text(cell: Cell) -> str:
+    """The class of the reading, and how many were tried."""
+    reading = cell.row.reading
+    return f"{reading.kind} (1 of {reading.tried})" if reading.inferences else reading.kind
+
+
 def columns(cell: Cell, differ: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Name and text of every column. differ: the kinds of provenance that are not the same in all rows."""
     found = cell.comparison
@@ -128,6 +143,7 @@ def columns(cell: Cell, differ: Iterable[str]) -> Iterator[tuple[str, str]]:
     yield "ours", ours_text(cell)
     yield "difference", "-" if found.difference is None else f"{found.difference:+.2f}"
     yield "verdict", found.verdict
+    yield "reading", reading_text(cell)
     yield "seeds", str(len(cell.readings))
     yield "read at", cell.readings[0].point
     for name, point in POINTS.items():

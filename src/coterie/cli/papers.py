@@ -112,7 +112,7 @@ def do_reproduce(chosen: argparse.Namespace) -> None:
     for recipe, rows in asked:
         found = results(recipe, recipe.rows, shelf, chosen.seeds, rounds)
         if not wrong or any(found.values()):  # an empty table would hide the error
-            made += report(recipe, rows, found, rounds)
+            made += report(recipe, rows, found)
         try:
             if paths := write_figures(recipe, found, shelf.folder, rounds):
                 figures.append(f"{recipe.place} is drawn in {', '.join(map(str, paths))}")

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from coterie.core.errors import CoterieError
-from coterie.papers.panels import CurvePanel, HeatPanel, Panels, panels, provenance
+from coterie.papers.panels import ACCURACY, CurvePanel, HeatPanel, Panels, panels, provenance
 from coterie.papers.publication import available, publish
 from coterie.papers.recipes import Recipe
 from coterie.papers.results import Found
@@ -83,9 +83,11 @@ def curve_panel(recipe: Recipe, panel: CurvePanel, looks: dict[str, int]) -> Pan
     shown = [
         Series(c.name, [(x, sum(values) / len(values)) for x, values in c.points], looks[c.name]) for c in panel.curves
     ]
-    about = "; ".join(f"{s.name} ends at {s.points[-1][1]:.1f} percent" for s in shown)
+    percent = panel.y_name == ACCURACY
+    ends = (f"{s.points[-1][1]:.1f} percent" if percent else f"{s.points[-1][1]:.2f}" for s in shown)
+    about = "; ".join(f"{s.name} ends at {end}" for s, end in zip(shown, ends, strict=True))
     title = panel.name or recipe.place
-    draw = partial(charts.lines, title, about, shown, panel.x_name, "accuracy, %", most=100, data_lines=None)
+    draw = partial(charts.lines, title, about, shown, panel.x_name, panel.y_name, most=100, data_lines=None)
     return Panel(panel.name, draw, about)
 
 

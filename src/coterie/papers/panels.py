@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ AXES = {  # labels of x axes; default: the name of the setting
     "num_clients": "clients",
     "local_epochs": "local epochs",
 }
+ACCURACY = "accuracy, %"
 Points = list[tuple[float, list[float]]]  # x, and the accuracy of each seed in percent
 
 
@@ -23,6 +25,7 @@ class CurvePanel(NamedTuple):
     name: str
     curves: list[PlotLine]
     x_name: str
+    y_name: str
 
 
 class HeatPanel(NamedTuple):
@@ -73,6 +76,11 @@ def over_setting(recipe: Recipe, found: Found) -> list[CurvePanel]:
     """Accuracy over a setting; one panel per measure and choice of the other settings."""
     over, made = str(recipe.figure), []
     others = dict.fromkeys(without(value, over) for value in recipe.values)
+    if recipe.joint:
+        for other in others:
+            points = [jointly(recipe, row, found, other) for row in recipe.rows]
+            made.append(curve_panel(recipe, named(recipe, other, ""), points, AXES.get(over, over), joint_name(recipe)))
+        return [panel for panel in made if panel.curves]
     for other, measure in product(others, recipe.measures):
         points = [swept(recipe, row, found, other, measure) for row in recipe.rows]
         made.append(curve_panel(recipe, named(recipe, other, measure), points, AXES.get(over, over)))
@@ -90,6 +98,20 @@ def swept(recipe: Recipe, row: RecipeRow, found: Found, other: Value, measure: s
     return sorted(points)
 
 
+def jointly(recipe: Recipe, row: RecipeRow, found: Found, other: Value) -> Points:
+    """The sum of log(10 accuracy) over all measures, with accuracies in 0..1, by value of the setting on the x axis."""
+    own = [dict(swept(recipe, row, found, other, measure)) for measure in recipe.measures]
+    shared = sorted(set.intersection(*map(set, own)))
+    return [
+        (x, [math.fsum(math.log(10 * score / 100) for score in run) for run in zip(*(o[x] for o in own), strict=True)])
+        for x in shared
+    ]
+
+
+def joint_name(recipe: Recipe) -> str:
+    return " + ".join(f"log(10 {measure})" for measure in recipe.measures)
+
+
 def weights(recipe: Recipe, found: Found) -> list[HeatPanel]:
     """Head weights of one seed; panels of one value next to each other, by round."""
     made = []
@@ -98,8 +120,10 @@ def weights(recipe: Recipe, found: Found) -> list[HeatPanel]:
         for at, matrix in kept.items():
             words = [row.name if len(recipe.rows) > 1 else "", named(recipe, value, ""), f"round {at}"]
             everyone = len(matrix) == recipe.plan(row, value).clients  # the results do not name participants
-            labels = [str(i) if everyone else "" for i in range(len(matrix))]
-            made.append(HeatPanel(", ".join(filter(None, words)), matrix, labels))
+            order = sorted(range(len(matrix)), key=lambda i: (i % recipe.groups, i)) if everyone else range(len(matrix))
+            labels = [str(i) if everyone else "" for i in order]
+            ordered = [[matrix[i][j] for j in order] for i in order]  # members of a group next to each other
+            made.append(HeatPanel(", ".join(filter(None, words)), ordered, labels))
     return made
 
 
@@ -111,10 +135,10 @@ def seed_curves(contents: Iterable[dict[str, Any]], point: str, average: str) ->
     return [(r, [100 * curve[r] for curve in found]) for r in shared]
 
 
-def curve_panel(recipe: Recipe, name: str, points: list[Points], x_name: str) -> CurvePanel:
+def curve_panel(recipe: Recipe, name: str, points: list[Points], x_name: str, y_name: str = ACCURACY) -> CurvePanel:
     """points: by row."""
     rows = zip(recipe.rows, points, strict=True)
-    return CurvePanel(name, [PlotLine(row.name, own, row.method) for row, own in rows if own], x_name)
+    return CurvePanel(name, [PlotLine(row.name, own, row.method) for row, own in rows if own], x_name, y_name)
 
 
 def named(recipe: Recipe, value: Value, measure: str) -> str:

@@ -32,7 +32,7 @@ def publish(recipe: Recipe, found: Found, stem: Path, endings: tuple[str, ...] =
         if isinstance(panel, CurvePanel):
             plots.curves(ax, panel.curves)
             ax.set_xlabel(panel.x_name)
-            ax.set_ylabel("accuracy, %")
+            ax.set_ylabel(panel.y_name)
         else:
             plots.heat_map(ax, panel.matrix, panel.labels if any(panel.labels) else [])
     for ax in axes[len(made.shown) :]:

@@ -20,7 +20,7 @@ from coterie.core.names import spelling
 from coterie.data import at_hand, divide, federate, load, transform
 from coterie.federation import Round
 from coterie.papers.recipes import Plan, Recipe, RecipeRow, Value
-from coterie.papers.results import Found, Shelf, Unwritable, describe, hardware, outcome
+from coterie.papers.results import Found, Shelf, Unwritable, committed, describe, hardware, outcome
 from coterie.runs.jobs import KEPT, Failures, JobSpec, side_by_side
 from coterie.runs.stopping import Stopped
 
@@ -185,6 +185,7 @@ def train(
         torch.cuda.empty_cache()
     content = {
         "recipe": recipe.id,
+        "recipe_commit": recipe.path and committed(recipe.path),
         "method": cell.row.training,
         "value": dict(cell.value),
         "reduced": plan.federation.rounds != recipe.plan(cell.row, cell.value).federation.rounds,

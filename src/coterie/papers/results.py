@@ -10,7 +10,7 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from coterie.core.errors import CoterieError
 from coterie.core.validation import MappingReader, fitting
 from coterie.core.version import VERSION
 from coterie.federation import History
+from coterie.papers.matching import asked_by
 from coterie.papers.recipes import Plan, Value
 from coterie.runs.disk import check_tree, read_inside, subfolder, whole
 
@@ -131,23 +132,6 @@ def check_last(where: str, last: Any) -> None:
         raise CoterieError(f"{where}needs one correct count per client, none above its total")
 
 
-def asked_by(plan: Plan) -> Callable[[dict[str, Any]], bool]:
-    """A predicate: whether a result is one of this training."""
-    wanted, usual = (json.loads(json.dumps(settings)) for settings in (plan.settings, plan.usual))
-    return lambda content: covers(content["settings"], wanted, usual)
-
-
-def covers(made: Any, wanted: Any, usual: Any) -> bool:
-    """Whether settings of a result are the wanted ones; missing ones count as their defaults."""
-    if not isinstance(made, dict) or not isinstance(wanted, dict):
-        return bool(made == wanted)
-    usual = usual if isinstance(usual, dict) else {}
-    return made.keys() <= wanted.keys() and all(
-        covers(made[name], value, usual.get(name)) if name in made else name in usual and value == usual[name]
-        for name, value in wanted.items()
-    )
-
-
 def origin(content: dict[str, Any]) -> dict[str, str]:
     """Provenance of a result."""
     hardware = content["hardware"]
@@ -217,9 +201,10 @@ def hardware(device: str) -> dict[str, Any]:
     return {"machine": machine, "cores": os.cpu_count()}
 
 
-def committed() -> str | None:
-    """The commit of this code, with a + if it was modified; None outside of a repository."""
-    here = Path(__file__).parent
+def committed(path: Path = Path(__file__).parent) -> str | None:
+    """The last commit of a folder or file, by default of this code, with a + if it was modified; None outside of a
+    repository."""
+    here, name = (path, ".") if path.is_dir() else (path.parent, path.name)
     try:
         outputs = [
             subprocess.run(  # noqa: S603 - fixed arguments
@@ -228,7 +213,7 @@ def committed() -> str | None:
                 text=True,
                 check=True,
             ).stdout.strip()
-            for arguments in (["log", "-1", "--format=%h", "--", "."], ["status", "--porcelain", "--", "."])
+            for arguments in (["log", "-1", "--format=%h", "--", name], ["status", "--porcelain", "--", name])
         ]
     except (OSError, subprocess.CalledProcessError):
         return None
@@ -279,10 +264,14 @@ def share(value: float) -> float | None:
 
 def outcome(content: dict[str, Any], point: str, report: str, average: str) -> float | None:
     """The number for a table, in percent; None if this training has none."""
-    measured = [v for v in content["history"].get(point, {}).get(average, []) if v is not None]
+    curve = content["history"].get(point, {})
+    measured = [v for v in curve.get(average, []) if v is not None]
+    if report == "best of every tenth":
+        rounds = zip(curve.get("round", ()), curve.get(average, ()), strict=False)
+        measured = [v for number, v in rounds if v is not None and number % 10 == 0]
     if not measured:
         return None
-    if report == "best":
+    if report.startswith("best"):
         return float(100 * max(measured))
     taken = measured[-LAST:] if report == "mean of last 10" else measured[-1:]
     return float(100 * sum(taken) / len(taken))

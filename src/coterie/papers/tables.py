@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from coterie.analysis.paired import paired_tests
-from coterie.analysis.significance import Spread
 from coterie.analysis.tables import TextTable
 from coterie.api import VARY
-from coterie.papers.recipes import Published, Recipe, RecipeRow, Value
+from coterie.papers.recipes import Plan, Published, Recipe, RecipeRow, Value
+from coterie.papers.recipes.recipe import REPORTS
 from coterie.papers.results import Found, accuracies, outcome
-
-NEAR = 1.5  # points
-MET = "met"  # verdict of a difference of at most NEAR
+from coterie.papers.verdicts import DRAWS, SEEDS, WIDEST, Noises, Reproduced, independent, judged, measured_noise
 
 
-def report(recipe: Recipe, rows: Sequence[RecipeRow], found: Found, rounds: int | None) -> list[TextTable]:
+def report(recipe: Recipe, rows: Sequence[RecipeRow], found: Found) -> list[TextTable]:
     """Published numbers next to ours, then paired tests."""
-    tables = [comparison(recipe, rows, found, rounds)]
+    tables = [comparison(recipe, rows, found)]
     for value in recipe.values:
         for measure in recipe.measures:
             tables += tests(recipe, rows, found, value, measure)
@@ -32,58 +30,48 @@ def counting(averages: dict[str, str]) -> str:
     return ", ".join(f"{measure}: mean over {average}" for measure, average in averages.items())
 
 
-def comparison(recipe: Recipe, rows: Sequence[RecipeRow], found: Found, rounds: int | None) -> TextTable:
+def compared(
+    recipe: Recipe,
+    row: RecipeRow,
+    value: Value,
+    measure: str,
+    plan: Plan,
+    contents: Iterable[dict[str, Any]],
+    noises: Noises,
+) -> Reproduced:
+    """The verdict on one number, from results of its training (`plan`) with several seeds."""
+    average, point = recipe.averages[measure], recipe.point(row, measure)
+    made = [(outcome(c, point, recipe.report, average), c) for c in contents]
+    scores = [(score, str(c.get("partition"))) for score, c in made if score is not None]
+    reduced = any(c.get("rounds", plan.federation.rounds) != plan.federation.rounds for _, c in made)
+    noise = noises.get((plan.dataset, DRAWS if plan.drawn else SEEDS))
+    return judged(row.published.get(value, {}).get(measure), independent(scores, plan.drawn), noise, reduced)
+
+
+def comparison(recipe: Recipe, rows: Sequence[RecipeRow], found: Found) -> TextTable:
     several = len(recipe.measures) > 1
     lines = []
     for row in rows:
         for value in recipe.values:
-            reduced = rounds is not None and rounds != recipe.plan(row, value).federation.rounds
-            for measure, average in recipe.averages.items():
-                point = recipe.point(row, measure)
-                scores = [outcome(c, point, recipe.report, average) for c in found[row.name, value].values()]
-                printed = row.published.get(value, {}).get(measure)
-                numbers = line(printed, [s for s in scores if s is not None], reduced)
+            for measure in recipe.measures:
+                contents = found[row.name, value].values()
+                plan = recipe.plan(row, value)
+                numbers = line(compared(recipe, row, value, measure, plan, contents, measured_noise()), len(contents))
                 settings = [str(setting) for _, setting in value]
-                lines.append([row.name, *settings, *([measure] if several else []), *numbers, point])
-    taken = {"last": "of the last round", "best": "of the best round", "mean of last 10": "mean of the last ten rounds"}
+                reading = [row.reading.kind, recipe.point(row, measure)]
+                lines.append([row.name, *settings, *([measure] if several else []), *numbers, *reading])
     note = [
-        f"Accuracy in percent, {taken[recipe.report]}; {counting(recipe.averages)}. 95 %: half of the "
-        f"confidence interval over seeds (Student's t). Verdict: met if within {NEAR} points of the published number; "
-        "reduced if the rounds are not the paper's, so not comparable.",
+        f"Accuracy in percent, {REPORTS[recipe.report]}; {counting(recipe.averages)}. ±: half of the 95 % interval of "
+        "the mean, from these runs if there are five, else from the noise measured on this dataset. "
+        "Verdict: met if the interval lies within the band around the published number, off if it lies outside, "
+        f"undecided otherwise; the band is at most {WIDEST} points. Reduced: the rounds are not the paper's, so the "
+        "numbers are not comparable.",
         *(["Every seed has its own partition."] if recipe.partition.get("seed") == VARY else []),
         *recipe.notes,
     ]
-    header = [
-        "method",
-        *recipe.vary,
-        *(["measure"] if several else []),
-        "published",
-        "ours",
-        "std",
-        "95 %",
-        "difference",
-    ]
+    header = ["method", *recipe.vary, *(["measure"] if several else []), "published", "ours", "std", "±", "difference"]
     title = f"{recipe.id}: {recipe.paper}, {recipe.place}"
-    return TextTable(title, [*header, "verdict", "seeds", "read at"], lines, " ".join(note))
-
-
-class Reproduced(NamedTuple):
-    """The paper's number and ours, in percent."""
-
-    published: Published | None
-    ours: Spread | None  # None: not run
-    difference: float | None
-    verdict: str
-
-
-def compared(published: Published | None, scores: Sequence[float], reduced: bool = False) -> Reproduced:
-    if not scores:
-        return Reproduced(published, None, None, "not run")
-    ours = Spread.of(scores)
-    if reduced or published is None:
-        return Reproduced(published, ours, None, "reduced" if reduced else "-")
-    difference = ours.mean - published.mean
-    return Reproduced(published, ours, difference, MET if abs(difference) <= NEAR + 1e-9 else "off")
+    return TextTable(title, [*header, "band", "verdict", "seeds", "reading", "read at"], lines, " ".join(note))
 
 
 def published_text(published: Published | None) -> str:
@@ -92,11 +80,11 @@ def published_text(published: Published | None) -> str:
     return f"{published.mean:.2f}" + (f" ± {published.std:.2f}" if published.std is not None else "")
 
 
-def line(published: Published | None, scores: Sequence[float], reduced: bool) -> list[str]:
-    found = compared(published, scores, reduced)
+def line(found: Reproduced, seeds: int) -> list[str]:
     numbers = ("-", "-", "-") if found.ours is None else ["-" if v is None else f"{v:.2f}" for v in found.ours]
     difference = "-" if found.difference is None else f"{found.difference:+.2f}"
-    return [published_text(published), *numbers, difference, found.verdict, str(len(scores))]
+    band = "-" if found.band is None else f"{found.band:.2f}"
+    return [published_text(found.published), *numbers, difference, band, found.verdict, str(seeds)]
 
 
 def which_clients(content: Mapping[str, Any]) -> str:

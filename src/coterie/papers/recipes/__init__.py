@@ -1,5 +1,6 @@
 """The papers' tables and figures, one YAML file each: what to run, and the numbers that were published."""
 
+from coterie.papers.recipes.inferences import READINGS, Inference, RowReading
 from coterie.papers.recipes.listing import listing, matches, shortened
 from coterie.papers.recipes.reading import RECIPES, find, read_recipe, recipes
 from coterie.papers.recipes.recipe import (
@@ -14,13 +15,16 @@ from coterie.papers.recipes.recipe import (
 )
 
 __all__ = [
+    "READINGS",
     "RECIPES",
     "ROUNDS",
     "WEIGHTS",
+    "Inference",
     "Plan",
     "Published",
     "Recipe",
     "RecipeRow",
+    "RowReading",
     "SettingsCase",
     "Value",
     "find",

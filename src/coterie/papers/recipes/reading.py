@@ -7,7 +7,7 @@ import inspect
 import math
 import typing
 from collections import Counter
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from coterie.data import DATASETS, PARTITIONS
 from coterie.federation import Settings
 from coterie.federation.history import POINTS
 from coterie.models import MODELS
+from coterie.papers.recipes.inferences import Inferences, read_inferences, read_reading, shared
 from coterie.papers.recipes.published import read_published
 from coterie.papers.recipes.recipe import (
     AVERAGES,
@@ -77,7 +78,7 @@ def read_recipe(path: Path) -> Recipe:
     except (OSError, UnicodeDecodeError) as error:
         raise CoterieError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     try:
-        return parse(load_yaml(text), path.stem)
+        return replace(parse(load_yaml(text), path.stem), path=path)
     except CoterieError as error:
         raise CoterieError(f"{path}: {error}") from None
 
@@ -92,7 +93,10 @@ def parse(document: Any, stem: str) -> Recipe:
         kinds |= method_kinds(row.get("method") if isinstance(row, dict) else None)
     vary = read_vary(top.take("vary", dict, {}), kinds)
     measures = read_measures(top.take("measures", dict, {"accuracy": PERSONAL}))
-    rows = [read_row(f"rows[{i}].", row, vary, measures, kinds) for i, row in enumerate(top.take("rows", list))]
+    inferences = shared() | read_inferences("inferences: ", top.take("inferences", dict, {}))
+    rows = [
+        read_row(f"rows[{i}].", row, vary, measures, kinds, inferences) for i, row in enumerate(top.take("rows", list))
+    ]
     names = [row.name for row in rows]
     records = read_records(top.take("records", dict, {}))
     found = Recipe(
@@ -112,11 +116,15 @@ def parse(document: Any, stem: str) -> Recipe:
         averages=read_averages(top, measures),
         measures=measures,
         records=records,
+        groups=top.take("groups", int, 1),
         figure=read_figure(top, vary, records),
+        joint=top.take("joint", bool, False),
         rows=tuple(rows),
         against=top.name("against", names, names[-1] if names else ""),  # papers list their own method last
+        rivals=tuple(texts("rivals", top.take("rivals", list, []))),
         instead=instead,
         notes=tuple(texts("notes", top.take("notes", list, []))),
+        copies={name: tuple(texts(f"copies: {name}", rows)) for name, rows in top.take("copies", dict, {}).items()},
     )
     top.close()
     if found.id != stem:
@@ -129,6 +137,9 @@ def check_rows(recipe: Recipe) -> None:
     for name, count in Counter(row.name for row in recipe.rows).most_common(1):
         if count > 1:
             raise CoterieError(f"rows: duplicate name '{name}'")
+    for name in recipe.rivals:
+        if name not in [row.name for row in recipe.rows]:
+            raise unknown("rivals", name, [row.name for row in recipe.rows])
     trainings = len(recipe.rows) * math.prod(len(values) for values in recipe.vary.values())
     if trainings > MOST_TRAININGS:
         raise CoterieError(f"rows and vary make {trainings:,} trainings; a recipe has at most {MOST_TRAININGS:,}")
@@ -248,20 +259,28 @@ def texts(where: str, content: list[Any]) -> list[str]:
 
 
 def read_row(
-    where: str, content: Any, vary: dict[str, Any], measures: dict[str, str], kinds: dict[str, Any]
+    where: str,
+    content: Any,
+    vary: dict[str, Any],
+    measures: dict[str, str],
+    kinds: dict[str, Any],
+    inferences: Inferences,
 ) -> RecipeRow:
     keys = MappingReader(where, content)
     name = keys.take("name", str)
     keys.where = f"row {name}: "
     method = method_name(keys.take("method", str))
     own = SETTING_KINDS | method_kinds(method)
+    usual = () if "published" in keys.left else ("default",)
     row = RecipeRow(
         name,
         method,
+        read_reading(f"row {name}: reading", keys.take("reading", object, *usual), inferences),
         read_settings(f"row {name}: settings: ", keys.take("settings", dict, {}), own),
         keys.name("read", READ_AT, None),
         read_cases(f"row {name}: cases", keys.take("cases", list, []), vary, kinds | own),
         read_published(f"row {name}: published", keys.take("published", object, None), vary, measures),
+        keys.take("repeats", str, None),
     )
     keys.close()
     return row

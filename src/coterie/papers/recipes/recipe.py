@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from coterie.analysis.lookup import method_class, training
@@ -20,12 +21,18 @@ from coterie.core.method import AnyMethod
 from coterie.data import PARTITIONS, transform
 from coterie.federation import Settings
 from coterie.methods import VARIANTS
+from coterie.papers.recipes.inferences import RowReading
 
 Value = tuple[tuple[str, Any], ...]  # one choice of the settings that vary: ((setting, value), ...)
 
 PERSONAL = "personal"  # measured at the point that the method's paper uses
 ROUNDS, WEIGHTS = "rounds", "head_weights"  # figures: curves over rounds; heat maps of head weights
-REPORTS = ("last", "best", "mean of last 10")  # rounds that are reported
+REPORTS = {  # rounds that are reported
+    "last": "of the last round",
+    "best": "of the best round",
+    "best of every tenth": "of the best among every tenth round",
+    "mean of last 10": "mean of the last ten rounds",
+}
 AVERAGES = ("clients", "samples")  # what has equal weight in the mean
 FEDERATION = {field.name for field in fields(Settings)} - {"seed", "evaluate_every"}
 
@@ -68,10 +75,12 @@ class RecipeRow:
 
     name: str  # as the paper prints it
     method: str
+    reading: RowReading  # where its settings come from
     settings: dict[str, Any]  # of the method, its training or the federation, overriding the recipe's
     read: str | None  # point of measurement; None: the method's
     cases: tuple[SettingsCase, ...]
     published: dict[Value, dict[str, Published]]  # value -> measure -> number
+    repeats: str | None  # the recipe that already has these numbers, which the paper prints once for both
 
     @property
     def point(self) -> str:
@@ -116,8 +125,10 @@ class Plan(NamedTuple):
     @property
     def usual(self) -> dict[str, Any]:
         """Default values of settings that a result may lack."""
+        rule = inspect.signature(PARTITIONS[self.rule]).parameters.values()
         return {
             "transform": asdict(Transform()),
+            "partition": {p.name: p.default for p in rule if p.default is not p.empty},
             "method": asdict(type(self.method)()),
             "federation": asdict(Settings()),
             "records": {},
@@ -126,6 +137,12 @@ class Plan(NamedTuple):
     @property
     def hash(self) -> str:
         return hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def drawn(self) -> bool:
+        """Whether the partition is random."""
+        rule = inspect.signature(PARTITIONS[self.rule]).parameters.get("seed")
+        return rule is not None and self.partition.get("seed", rule.default) is not None
 
     @property
     def clients(self) -> int:
@@ -173,11 +190,16 @@ class Recipe:
     averages: dict[str, str]  # measure -> what has equal weight in the mean
     measures: dict[str, str]  # name -> point, or PERSONAL
     records: dict[str, list[int]]  # name of a report -> rounds in which to store it
+    groups: int  # client i belongs to group i % groups, in heat maps next to each other
     figure: str | None  # x axis: ROUNDS or a setting that varies; or WEIGHTS; None: a table
+    joint: bool  # the figure shows the sum of log(10 accuracy) over all measures
     rows: tuple[RecipeRow, ...]
     against: str  # the row that the others are tested against
+    rivals: tuple[str, ...]  # rows that the paper's headline compares it with; empty: all others
     instead: str | None  # how to produce it, if not by training
     notes: tuple[str, ...]
+    copies: dict[str, tuple[str, ...]]  # recipe -> its rows that this table prints again; they have no rows here
+    path: Path | None = None  # the file
 
     @property
     def values(self) -> list[Value]:

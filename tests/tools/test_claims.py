@@ -1,0 +1,133 @@
+"""Ranks, margins, coverage and campaigns of the ledger, next to scipy and counts by hand."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+from tools.ledger import Files
+from tools.ledger.claims import claims
+from tools.ledger.coverage import Tally, copied, coverage, every, held_out
+from tools.ledger.noise import pooled
+from tools.ledger.rankings import agreement, kendall, margin
+from tools.ledger.sections import cells
+
+from coterie.analysis.significance import Spread
+from coterie.core.errors import CoterieError
+from coterie.papers.recipes import find, recipes
+from coterie.papers.verdicts import RunNoise
+from tests.tools.test_ledger import CIFAR, FASHION, RESULTS, put
+
+
+def test_kendalls_tau_is_scipys() -> None:
+    draw = np.random.default_rng(0)
+    for n in (3, 8, 23):
+        for _ in range(20):
+            a, b = draw.integers(0, 6, n), draw.normal(size=n).round(1)  # with ties
+            if len(set(a.tolist())) > 1:
+                assert kendall(a.tolist(), b.tolist()) == pytest.approx(stats.kendalltau(a, b).statistic)
+
+
+def test_the_interval_of_tau_grows_with_the_noise() -> None:
+    published = [70.0, 72.0, 74.0, 76.0]
+    sure = agreement(published, [Spread(p, None, 1e-6) for p in published])
+    assert (sure.value, sure.low, sure.high) == (1.0, 1.0, 1.0)
+    noisy = agreement(published, [Spread(p, None, 3.0) for p in published])
+    assert noisy.low is not None
+    assert noisy.low < 0.7
+    assert agreement(published, [Spread(p, None, None) for p in published]).low is None
+
+
+def test_a_margin_is_paired_over_seeds() -> None:
+    hero = {0: 81.0, 1: 82.5, 2: 80.1, 3: 81.9, 4: 83.0, 7: 99.0}
+    rival = {0: 80.2, 1: 81.0, 2: 79.9, 3: 80.7, 4: 82.6, 8: 10.0}
+    ours, other = np.array([[hero[s], rival[s]] for s in range(5)]).T
+    low, high = stats.ttest_rel(ours, other).confidence_interval(0.95)
+    found = margin(hero, rival, RunNoise(9.0, 3, 3))
+    assert (found.value, found.low, found.high) == pytest.approx((float(np.mean(ours - other)), low, high))
+    one = margin({0: 81.0}, {0: 80.0}, RunNoise(0.5, 20, 9))
+    half = stats.t.ppf(0.975, 20) * 0.5 * np.sqrt(2)
+    assert (one.value, one.low, one.high) == pytest.approx((1.0, 1.0 - half, 1.0 + half))
+    assert margin({0: 81.0}, {0: 80.0}, None).low is None
+
+
+def test_noise_is_pooled_over_cells_without_those_that_are_unstable() -> None:
+    stable = [(70.0, 70.6, 70.1), (80.0, 80.4), (60.0, 60.9, 60.3)]
+    found = pooled([*stable, (50.0, 58.0)])
+    total = sum(statistics.variance(cell) * (len(cell) - 1) for cell in stable)
+    assert found is not None
+    assert (found.std, found.freedom, found.cells) == (pytest.approx((total / 5) ** 0.5), 5, 3)
+    assert pooled([]) is None
+
+
+def test_the_printed_numbers_are_those_that_were_counted_in_the_papers() -> None:
+    """872 numbers in 21 tables; 48 rows of the replication and FedPAC's row of Table 4 (8) are verbatim copies."""
+    files = Files(RESULTS)
+    assert len(every(files)) == 816
+    assert sum(copied(files, recipe) for recipe in recipes()) == 12 * 4 + 8
+    last = coverage(files, {}).splitlines()[-1]
+    assert last.startswith("| **all** |  | 872 | 56 | 816 | ")
+
+
+def test_cells_that_a_reading_was_chosen_on_are_not_held_out() -> None:
+    files = Files(RESULTS)
+    names = {(cell.recipe.id, cell.row.name) for cell in held_out(files)}
+    assert (CIFAR, "FedAvg") in names
+    assert (FASHION, "FedPAC") in names
+    assert (CIFAR, "FedBABU") not in names
+    assert ("P1-T5-CIFAR10", "FedPAC") not in names  # the same number and training as in Table 1
+    assert Tally.of(held_out(files)).all < 816
+
+
+def test_the_headline_of_a_table_by_hand(tmp_path: Path) -> None:
+    for row, scores in {"Local-only": [60.0], "FedEM-FT (M=5)": [79.0, 80.0], "FedPAC": [81.0, 83.0]}.items():
+        put(tmp_path, CIFAR, row, scores)
+    (claim,) = (c for c in claims(Files(tmp_path)) if c.recipe.id == CIFAR)
+    assert (claim.rival, claim.seeds, claim.methods) == ("FedEM (M=5)", 2, 4)  # the same training as FedEM-FT
+    assert claim.published == pytest.approx(81.13 - 80.17)
+    assert claim.ours.value == pytest.approx(2.5)
+    assert claim.tau.value == pytest.approx(
+        stats.kendalltau([65.43, 73.41, 80.17, 81.13], [60.0, 79.5, 79.5, 82.0]).statistic
+    )
+
+
+def test_a_campaign_is_not_mixed_with_an_earlier_one(tmp_path: Path) -> None:
+    put(tmp_path, CIFAR, "FedPAC", [80.0, 81.0, 82.0])
+    put(tmp_path, CIFAR, "FedAvg", [70.0])
+    put(tmp_path / "campaigns" / "2", CIFAR, "FedPAC", [77.0], recipe_commit="abc")
+    files = Files(tmp_path)
+    shown = {cell.row.name: cell.scores() for cell in cells(files, find(CIFAR)) if cell.readings}
+    assert shown["FedPAC"] == [pytest.approx(77.0)]
+    assert shown["FedAvg"] == [pytest.approx(70.0)]
+    assert len(files.in_no_table()) == 3
+    put(tmp_path / "campaigns" / "2", CIFAR, "Ditto", [77.0], recipe_commit="def")
+    with pytest.raises(CoterieError, match="start another campaign"):
+        Files(tmp_path)
+    for path in (tmp_path / "campaigns" / "2" / CIFAR).glob("ditto*"):
+        path.unlink()
+    put(tmp_path / "campaigns" / "2", CIFAR, "Ditto", [77.0], recipe_commit="abc+")
+    with pytest.raises(CoterieError, match="was not committed"):
+        Files(tmp_path)
+
+
+def test_results_of_a_fixed_draw_count_where_partitions_vary(tmp_path: Path) -> None:
+    """The partition of seed 0 is the same whether it was asked for as 0 or as one of many."""
+    recipe = find("P3-T1-CIFAR10-1")
+    assert recipe.partition["seed"] == "vary"
+    (row,) = (row for row in recipe.rows if row.name == "FedCRC")
+    settings = recipe.plan(row, ()).settings
+    fixed = {k: v for k, v in settings["partition"].items() if k != "seed"}
+    curve = {"round": [1], "clients": [0.7], "samples": [0.7]}
+    put(
+        tmp_path,
+        recipe.id,
+        "FedCRC",
+        [70.0, 71.0],
+        settings={**settings, "partition": fixed},
+        history={"global": curve},
+    )
+    found = Files(tmp_path).readings(recipe, row, (), "accuracy")
+    assert [reading.content["seed"] for reading in found] == [0]

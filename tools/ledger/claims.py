@@ -1,0 +1,182 @@
+"""Do the papers' claims hold? Ranks and margins per table, and a summary per paper."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any, NamedTuple
+
+from coterie.papers.recipes import Recipe, RecipeRow, Value, recipes
+from coterie.papers.verdicts import SEEDS, interval
+from tools.ledger.coverage import identity, plain
+from tools.ledger.files import Files
+from tools.ledger.overview import anchor
+from tools.ledger.rankings import Estimate, agreement, margin
+from tools.ledger.sections import Cell, cells, title
+
+HOLDS, FAILS, AHEAD, BEHIND, UNKNOWN = "holds", "fails", "open, ahead", "open, behind", "no interval"
+LEAST = 3  # methods of a ranking
+
+
+class TableClaim(NamedTuple):
+    """The headline of one column of a table: the paper's method against the best other."""
+
+    recipe: Recipe
+    value: Value
+    measure: str
+    methods: int
+    tau: Estimate
+    published: float  # margin
+    rival: str  # best other in our runs
+    ours: Estimate
+    seeds: int  # least number of seeds of hero and rival
+
+    @property
+    def where(self) -> str:
+        several = [self.measure] if len(self.recipe.measures) > 1 else []
+        return " ".join([*(f"{name} {setting}" for name, setting in self.value), *several])
+
+    @property
+    def verdict(self) -> str:
+        if self.published <= 0:
+            return "not claimed"
+        if self.ours.low is None or self.ours.high is None:
+            return UNKNOWN
+        if self.ours.low > 0:
+            return HOLDS
+        if self.ours.high < 0:
+            return FAILS
+        return AHEAD if self.ours.value > 0 else BEHIND
+
+    @property
+    def size(self) -> str:
+        """Whether the margin is as large as the published one."""
+        if self.ours.low is None or self.ours.high is None:
+            return "-"
+        return "smaller" if self.published > self.ours.high else "larger" if self.published < self.ours.low else "same"
+
+
+def claims(files: Files) -> list[TableClaim]:
+    """All columns with enough methods, the paper's own among them. A column that repeats another one counts once."""
+    if files.claims:
+        return list(files.claims)
+    found, seen = files.claims, set[frozenset[Any]]()
+    for recipe in (files.recipe(r.id) for r in recipes()):
+        for value in recipe.values:
+            for measure in recipe.measures:
+                own = [
+                    cell
+                    for cell in cells(files, recipe)
+                    if (cell.value, cell.measure) == (value, measure)
+                    and cell.comparison.published is not None
+                    and cell.comparison.ours is not None
+                ]
+                same = frozenset(map(identity, own))
+                if same not in seen and (claim := of_column(files, recipe, value, measure, own)):
+                    found.append(claim)
+                    seen.add(same)
+    return list(found)
+
+
+def of_column(files: Files, recipe: Recipe, value: Value, measure: str, own: list[Cell]) -> TableClaim | None:
+    hero = next((cell for cell in own if cell.row.name == recipe.against), None)
+    rivals = [cell for cell in own if hero and is_rival(recipe, hero.row, cell.row)]
+    if hero is None or not rivals or len(own) < LEAST:
+        return None
+    noise = files.noises.get((hero.plan.dataset, SEEDS))
+    rival = max(rivals, key=lambda cell: statistics.fmean(cell.scores()))
+    best = max(printed(cell) for cell in rivals)
+    return TableClaim(
+        recipe,
+        value,
+        measure,
+        len(own),
+        agreement([printed(cell) for cell in own], [interval(cell.scores(), noise) for cell in own]),
+        printed(hero) - best,
+        rival.row.name,
+        margin(by_seed(hero), by_seed(rival), noise),
+        min(len(hero.readings), len(rival.readings)),
+    )
+
+
+def is_rival(recipe: Recipe, hero: RecipeRow, row: RecipeRow) -> bool:
+    """Rows that the headline compares with: those that the recipe names, or all that are another training."""
+    return row.name in recipe.rivals if recipe.rivals else row.training != hero.training
+
+
+def printed(cell: Cell) -> float:
+    assert cell.comparison.published is not None
+    return cell.comparison.published.mean
+
+
+def by_seed(cell: Cell) -> dict[int, float]:
+    scores = {r.content["seed"]: cell._replace(readings=[r]).scores() for r in cell.readings}
+    return {seed: own[0] for seed, own in scores.items() if own}
+
+
+def table(files: Files) -> str:
+    """One line per column of a table."""
+    rows = [
+        [
+            f"[{c.recipe.id}](results.md#{anchor(title(c.recipe))})",
+            c.where or "-",
+            c.recipe.against,
+            c.rival,
+            f"{c.published:+.2f}",
+            shown(c.ours, "+.2f"),
+            c.verdict,
+            c.size,
+            shown(c.tau, ".2f"),
+            str(c.methods),
+            str(c.seeds),
+        ]
+        for c in claims(files)
+    ]
+    header = ["table", "column", "method", "best other", "published lead", "our lead", "the lead", "size"]
+    return plain([*header, "Kendall's tau", "methods", "seeds"], rows)
+
+
+def shown(found: Estimate, form: str) -> str:
+    if found.low is None or found.high is None:
+        return f"{found.value:{form}}"
+    return f"{found.value:{form}} ({found.low:{form}} to {found.high:{form}})"
+
+
+def summary(files: Files) -> str:
+    """One line per paper: in how many columns its own method leads, here and in print."""
+    rows = []
+    found = claims(files)
+    for paper in dict.fromkeys(claim.recipe.paper for claim in found):
+        own = [claim for claim in found if claim.recipe.paper == paper]
+        claimed = [claim for claim in own if claim.published > 0]
+        counts = {
+            word: sum(claim.verdict == word for claim in claimed) for word in (HOLDS, AHEAD, BEHIND, FAILS, UNKNOWN)
+        }
+        taus = [claim.tau.value for claim in own]
+        numbers = [len(own), len(claimed), *counts.values()]
+        rows.append([paper, *map(str, numbers), f"{statistics.median(taus):.2f}", in_words(claimed, counts)])
+    header = [
+        "paper",
+        "columns run",
+        "leads in print",
+        "lead holds",
+        "open, ahead",
+        "open, behind",
+        "fails",
+        "no interval",
+    ]
+    return plain([*header, "median tau", "the claim to be first"], rows)
+
+
+def in_words(claimed: list[TableClaim], counts: dict[str, int]) -> str:
+    """The verdict on a paper, by the columns in which it claims to lead."""
+    if not claimed:
+        return "not tested"
+    most = len(claimed) / 2
+    if counts[HOLDS] > most:
+        return "holds in most columns"
+    if counts[FAILS] > most:
+        return "fails in most columns"
+    if counts[FAILS]:
+        return "fails in some columns" if counts[HOLDS] else "fails in some columns, shown in none"
+    ahead = sum(claim.ours.value > 0 for claim in claimed)
+    return "open: ahead in most columns, by less than the noise" if ahead > most else "open: not ahead in most columns"

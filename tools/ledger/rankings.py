@@ -1,0 +1,66 @@
+"""Ranks and margins of a table's methods: Kendall's tau against the paper, and how far its own method is ahead."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.analysis.significance import Spread, student
+from coterie.papers.verdicts import ENOUGH, RunNoise
+
+RESAMPLED = 2000
+NORMAL = 1.959964  # 97.5 % quantile
+
+
+class Estimate(NamedTuple):
+    """A number with its 95 % interval; None: no interval."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+def kendall(first: Sequence[float], second: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
+    """Kendall's tau-b of (n,) and (..., n): pairs in the same order minus pairs in the opposite order, corrected for
+    ties."""
+    i, j = np.triu_indices(len(first), 1)
+    a, b = (np.sign(v[..., i] - v[..., j]) for v in (np.asarray(first), np.asarray(second)))
+    pairs = np.sqrt(np.abs(a).sum(-1) * np.abs(b).sum(-1))
+    found: NDArray[np.float64] = np.where(pairs > 0, (a * b).sum(-1) / np.maximum(pairs, 1), np.nan)
+    return found
+
+
+def agreement(published: Sequence[float], ours: Sequence[Spread]) -> Estimate:
+    """Kendall's tau, with the 2.5 and 97.5 % quantiles over means resampled within their intervals."""
+    means = np.asarray([own.mean for own in ours])
+    tau = float(kendall(published, means))
+    halves = [own.half for own in ours if own.half is not None]
+    if len(halves) < len(ours):
+        return Estimate(tau, None, None)
+    noise = np.random.default_rng(0).standard_normal((RESAMPLED, len(ours))) * np.asarray(halves) / NORMAL
+    low, high = np.quantile(kendall(published, means + noise), [0.025, 0.975])
+    return Estimate(tau, float(low), float(high))
+
+
+def margin(hero: dict[int, float], rival: dict[int, float], noise: RunNoise | None) -> Estimate:
+    """How far the first is ahead, over the seeds that both have, and its 95 % interval.
+
+    From ENOUGH seeds on, Student's t interval of the paired differences. Below, the pooled noise of two runs, or the
+    differences' own if that is larger. Both ran on the same partitions, whose draw is not part of the interval.
+    """
+    shared = sorted(hero.keys() & rival.keys())
+    if not shared:
+        means = [math.fsum(own.values()) / len(own) for own in (hero, rival)]
+        return Estimate(means[0] - means[1], None, None)
+    found = Spread.of([hero[seed] - rival[seed] for seed in shared])
+    half = found.half
+    if len(shared) < ENOUGH:
+        if noise is None:
+            return Estimate(found.mean, None, None)
+        half = student(noise.freedom) * max(found.std or 0.0, math.sqrt(2) * noise.std) / math.sqrt(len(shared))
+    assert half is not None
+    return Estimate(found.mean, found.mean - half, found.mean + half)
