@@ -111,6 +111,7 @@ def test_what_fails_takes_nothing_with_it(tmp_path: Path) -> None:
     assert sorted(reason.startswith((died, "mine Wild seed 0: ")) for reason in wrong) == [True, True]
     methods = [content["settings"]["method"] for content in results(tmp_path / "out").values()]
     assert sorted(method["train"]["local_epochs"] for method in methods) == [1, 2, 3]
+    assert lines.pop(0).startswith("5 trainings of 8.0 million local steps on fashion-mnist-small: about ")
     assert lines[:2] == [f"{i}/5  mine {name} seed 0  starts" for i, name in ((1, "Long"), (2, "Short1"))]
     assert workers() == []
 

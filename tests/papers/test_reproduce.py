@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from coterie.papers import reproduce as module
 from coterie.papers import tables
 from coterie.papers.matching import covers
 from coterie.papers.recipes import Recipe, find, matches, read_recipe, recipes
-from coterie.papers.reproduce import cells, chosen_rows, reproduce, results
+from coterie.papers.reproduce import cells, chosen_rows, duration, forecast, reproduce, results
 from coterie.papers.results import Shelf, accuracies, last_trained, outcome
 from coterie.papers.tables import report
 from coterie.papers.verdicts import RunNoise
@@ -235,6 +236,25 @@ def test_the_table_by_hand(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.M
             own = {**result(middle, [50, 60, 40]), "settings": plans["Alone"].settings, "seed": seed}
             shelf.add("mine", "Alone", (), plans["Alone"], seed, own)
         assert report(recipe, rows, results(recipe, rows, shelf, 3, None))[0].rows[0][8] == verdict
+
+
+def test_the_time_is_told_before_a_long_reproduction(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round of the first training takes 3 seconds; the second has more steps, by its epochs."""
+    todo = cells([(recipe, chosen_rows(recipe, ["local"]))], 1, 600)
+    ratio = todo[1].plan.work / todo[0].plan.work
+    record = SimpleNamespace(seconds={"train": 2.0, "evaluate": 1.0})
+    told = dict[str, Any]()
+
+    def execute(*given: Any, **settings: Any) -> Any:
+        told.update(settings)
+        return SimpleNamespace(history=[record, record])
+
+    monkeypatch.setattr("coterie.papers.reproduce.execute", execute)
+    said = forecast(todo, Execution(processes=1), None)
+    assert told["rounds"] == 2
+    assert said.startswith("2 trainings of ")
+    assert f"about {duration(3 * 600 * (1 + ratio))} one after the other, judging from a round of Alone" in said
+    assert (duration(1), duration(3600), duration(5400)) == ("1 min", "1 h 0 min", "1 h 30 min")
 
 
 def test_which_rounds_make_the_number() -> None:

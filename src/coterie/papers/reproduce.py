@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -24,6 +25,7 @@ from coterie.papers.results import Found, Shelf, Unwritable, committed, describe
 from coterie.runs.jobs import KEPT, Failures, JobSpec, side_by_side
 from coterie.runs.stopping import Stopped
 
+LONG = 100  # rounds from which a trial is worth its time
 Watching = Callable[[str, int], AbstractContextManager[Callable[[Round], None]]]  # title, rounds -> observer
 
 
@@ -117,11 +119,36 @@ def reproduce(
     shelf.make()
     todo = [cell for cell in todo if cell.plan.dataset not in missing]
     jobs = max(min(jobs, len(todo)), 1)
+    if sum(cell.plan.federation.rounds for cell in todo) >= LONG:
+        say(forecast(todo, how, data_dir))
     work = partial(train, shelf=shelf, how=how, data_dir=data_dir, commit=commit, jobs=jobs)
     if jobs == 1:
         return [*missing.values(), *one_by_one(todo, partial(work, watching=watching))]
     tasks = [JobSpec(cell.title, cell) for cell in todo]
     return [*missing.values(), *side_by_side(tasks, partial(unwatched, work), jobs, say)]
+
+
+def forecast(todo: Sequence[Training], how: Execution, data_dir: str | None) -> str:
+    """What the trainings need, and how long they take here, by the second of two rounds of the first training."""
+    cell, steps = todo[0], sum(cell.plan.work for cell in todo)
+    plan, data = cell.plan, prepared(*cell.data, data_dir)
+    federation = asdict(replace(plan.federation, rounds=2, full_last_round=False, seed=cell.seed))
+    names = ", ".join(dict.fromkeys(cell.plan.dataset for cell in todo))
+    needed = f"{len(todo)} trainings of {steps / 1e6:.1f} million local steps on {names}"
+    try:
+        result = execute(plan.method, data, plan.model, backend=how, protocol=cell.recipe.protocol, **federation)
+    except CoterieError as error:  # reported again when its turn comes
+        return f"{needed}; the time is unknown: {cell.row.name} failed in a trial ({error})"
+    per_step = sum(result.history[1].seconds.values()) * plan.federation.rounds / plan.work
+    return (
+        f"{needed}: about {duration(per_step * steps)} one after the other, judging from a round of {cell.row.name}; "
+        "--jobs N runs N side by side"
+    )
+
+
+def duration(seconds: float) -> str:
+    hours, minutes = divmod(math.ceil(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
 def one_by_one(todo: Iterable[Training], work: Callable[[Training], Any]) -> list[str]:
