@@ -9,7 +9,6 @@ from coterie.core.errors import CoterieError
 from coterie.federation.history import worst_tenth
 from coterie.papers.results import accuracies
 from coterie.papers.tables import published_text
-from coterie.papers.verdicts import MET, OFF, UNDECIDED
 from tools.ledger.coverage import Tally, chance, every, held_out, identity
 from tools.ledger.files import Files
 from tools.ledger.overview import named
@@ -31,7 +30,6 @@ class Words(NamedTuple):
     difference: str
     demo: str
     verdict: str
-    verdicts: dict[str, str]
     spread: str
     within: str
     worst_rows: str
@@ -49,7 +47,6 @@ WORDS = {
         difference="difference",
         demo="Recipe `demo`, seed 0, two CPU cores.",
         verdict="verdict",
-        verdicts={MET: "met", OFF: "off", UNDECIDED: "undecided"},
         spread="± is half of the 95 % interval of our mean. *Met*: the interval lies within the band around the "
         "published number (at most ± 1.5 points, less on datasets with less noise between seeds); *off*: it lies "
         "outside; *undecided*: neither, more seeds are needed",
@@ -70,9 +67,8 @@ WORDS = {
         difference="差值",
         demo="配方 `demo`，种子 0，两个 CPU 核心。",
         verdict="结论",
-        verdicts={MET: "一致", OFF: "不一致", UNDECIDED: "未定"},
-        spread="± 为均值 95 % 置信区间的半宽。一致：区间落在论文数字周围的允许带内（最多 ± 1.5 个百分点，"
-        "种子噪声小的数据集更窄）；不一致：区间完全在带外；未定：两者都不是，需要更多种子",
+        spread="± 为均值 95 % 置信区间的半宽。*met*（一致）：区间落在论文数字周围的允许带内（最多 ± 1.5 个百分点，"
+        "种子噪声小的数据集更窄）；*off*（不一致）：区间完全在带外；*undecided*（未定）：两者都不是，需要更多种子",
         within="五篇论文共印有 {distinct} 个不同的数字，已运行 {run} 个。除去用来选择论文解读的单元格后，"
         "{held} 个中 {met} 个一致，{off} 个不一致，{undecided} 个未定；"
         "若纯属偶然，全部 {run} 个中约有 {chance:.0f} 个一致。"
@@ -121,18 +117,18 @@ def results(files: Files, words: Words) -> str:
         header += [f"{name}{words.colon}{words.published}", words.ours, words.difference, words.verdict]
         by_name = {cell.row.name: cell for cell in found}
         for method, row in rows.items():
-            row += texts(by_name[method], words) if method in by_name else ["-"] * 4
+            row += texts(by_name[method]) if method in by_name else ["-"] * 4
     notes = [words.spread, verdicts(files, words), worst_rows(files, words)]
     return f"{table(header, list(rows.values()))}\n\n{words.stop.join(notes)}{words.stop.strip()}"
 
 
-def texts(cell: Cell, words: Words) -> list[str]:
+def texts(cell: Cell) -> list[str]:
     found = cell.comparison
     return [
         published_text(found.published),
         ours_text(cell),
         "-" if found.difference is None else f"{found.difference:+.2f}",
-        words.verdicts.get(found.verdict, "-"),
+        found.verdict,
     ]
 
 
