@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import pytest
 from coterie.cli import main
 from coterie.core.errors import CoterieError
 from coterie.papers.figures import figure, write_figures
-from coterie.papers.panels import seed_curves
+from coterie.papers.panels import CurvePanel, HeatPanel, seed_curves
+from coterie.papers.panels import panels as panels_of
 from coterie.papers.publication import publish
-from coterie.papers.recipes import Recipe, read_recipe, recipes
+from coterie.papers.recipes import Recipe, find, read_recipe, recipes
 from coterie.papers.results import Found
 from tests.browser import Browser
 
@@ -316,3 +318,28 @@ def test_head_weights_for_papers(tmp_path: Path) -> None:
     )
     kept = {"head_weights": {"1": [[0.25] * 4] * 4, "3": [[0.5, 0.5], [0.5, 0.5]]}}
     assert len(write_figures(made, {("X", ()): {0: result(records=kept)}}, tmp_path)) == 3
+
+
+def test_head_weights_are_in_the_order_of_groups() -> None:
+    """The paper has the members of a group next to each other; here client i is in group i % 5."""
+    recipe = find("P1-F3")
+    matrix = [[100.0 * i + j for j in range(20)] for i in range(20)]
+    found: Found = {("FedPAC", value): {} for value in recipe.values}
+    found["FedPAC", recipe.values[0]] = {0: {"records": {"head_weights": {"1": matrix}}}}
+    (panel,) = panels_of(recipe, found).shown
+    assert isinstance(panel, HeatPanel)
+    assert panel.labels[:6] == ["0", "5", "10", "15", "1", "6"]
+    assert panel.matrix[1][:5] == [500.0, 505.0, 510.0, 515.0, 501.0]
+
+
+def test_fedregs_joint_metric_by_hand() -> None:
+    recipe = find("P2-F7")
+    found: Found = {(row.name, value): {} for row in recipe.rows for value in recipe.values}
+    curves = {"global": [0.4, 0.5], "pre": [0.8, 0.7]}  # the best of each counts
+    history = {point: {"round": [1, 2], "samples": curve} for point, curve in curves.items()}
+    found["FedAvg", (("num_clients", 50),)] = {0: {"history": history}}
+    (panel,) = panels_of(recipe, found).shown
+    assert isinstance(panel, CurvePanel)
+    assert panel.y_name == "log(10 G) + log(10 P)"
+    ((x, (y,)),) = panel.curves[0].points
+    assert (x, y) == (50.0, pytest.approx(math.log(5) + math.log(8)))
