@@ -97,18 +97,18 @@ def test_the_headline_of_a_table_by_hand(tmp_path: Path) -> None:
 def test_a_campaign_is_not_mixed_with_an_earlier_one(tmp_path: Path) -> None:
     put(tmp_path, CIFAR, "FedPAC", [80.0, 81.0, 82.0])
     put(tmp_path, CIFAR, "FedAvg", [70.0])
-    put(tmp_path / "campaigns" / "2", CIFAR, "FedPAC", [77.0], recipe_commit="abc")
+    put(tmp_path / "campaigns" / "2", CIFAR, "FedPAC", [77.0], recipe_commit="abc", recipe_hash="1")
     files = Files(tmp_path)
     shown = {cell.row.name: cell.scores() for cell in cells(files, find(CIFAR)) if cell.readings}
     assert shown["FedPAC"] == [pytest.approx(77.0)]
     assert shown["FedAvg"] == [pytest.approx(70.0)]
     assert len(files.in_no_table()) == 3
-    put(tmp_path / "campaigns" / "2", CIFAR, "Ditto", [77.0], recipe_commit="def")
+    put(tmp_path / "campaigns" / "2", CIFAR, "Ditto", [77.0], recipe_commit="def", recipe_hash="2")
     with pytest.raises(CoterieError, match="start another campaign"):
         Files(tmp_path)
     for path in (tmp_path / "campaigns" / "2" / CIFAR).glob("ditto*"):
         path.unlink()
-    put(tmp_path / "campaigns" / "2", CIFAR, "Ditto", [77.0], recipe_commit="abc+")
+    put(tmp_path / "campaigns" / "2", CIFAR, "Ditto", [77.0], recipe_commit="abc+", recipe_hash="1")
     with pytest.raises(CoterieError, match="was not committed"):
         Files(tmp_path)
 

@@ -40,7 +40,7 @@ class Files:
     """`RECIPE/*.json` written by `coterie reproduce`, `RECIPE.yaml` of recipes that are not part of Coterie, and
     `*.json` with cells, which predate recipes.
 
-    `campaigns/NAME/RECIPE/*.json`: results of one campaign, in which every recipe has one commit. A cell shows its
+    `campaigns/NAME/RECIPE/*.json`: results of one campaign, in which no recipe changes. A cell shows its
     newest campaign, never a mixture. Results outside of `campaigns` are the first campaign, which predates this rule.
     """
 
@@ -160,15 +160,15 @@ class Files:
 
 def check_frozen(campaign: str, found: dict[Path, dict[str, Any]]) -> None:
     """Raise an error if a recipe changed during a campaign."""
-    commits: dict[str, str] = {}
+    hashes: dict[str, str | None] = {}
     for path, content in found.items():
-        commit = content.get("recipe_commit")
+        commit, own = content.get("recipe_commit"), content.get("recipe_hash")
         if not commit or commit.endswith("+"):
             raise CoterieError(f"{path}: its recipe was not committed; run campaigns with committed recipes")
-        if commits.setdefault(content["recipe"], commit) != commit:
+        if hashes.setdefault(content["recipe"], own) != own:
             raise CoterieError(
-                f"{path}: recipe {content['recipe']} is of commit {commit}, but of {commits[content['recipe']]} in "
-                f"other results of campaign {campaign}; start another campaign"
+                f"{path}: recipe {content['recipe']} of commit {commit} is not the one of the other results of "
+                f"campaign {campaign}; start another campaign"
             )
 
 

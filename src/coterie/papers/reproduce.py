@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 import signal
@@ -212,7 +213,8 @@ def train(
         torch.cuda.empty_cache()
     content = {
         "recipe": recipe.id,
-        "recipe_commit": recipe.path and committed(recipe.path),
+        "recipe_commit": (recipe.path and committed(recipe.path)) or commit,
+        "recipe_hash": recipe.path and hashlib.sha256(recipe.path.read_bytes()).hexdigest(),
         "method": cell.row.training,
         "value": dict(cell.value),
         "reduced": plan.federation.rounds != recipe.plan(cell.row, cell.value).federation.rounds,
