@@ -171,4 +171,4 @@ def bipartition(cosines: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
     for k in range(len(member)):  # the weakest edge of the best chain between two clients
         chain = torch.maximum(chain, torch.minimum(chain[:, k, None], chain[k]))
     across = torch.where(member[:, None] & member, chain, torch.inf).min()
-    return chain[member.long().argmax()] > across, across
+    return tree.pick(chain, member.long().argmax()) > across, across

@@ -83,13 +83,14 @@ class pFedFDA(Method[Server, State, Down, Up]):
 
     def server_init(self, model: Model, census: Census) -> Server:
         means = normal(generator(model), (model.classes, model.dim), model.mean)
-        return Server(model.start.encoder, Gaussians(means, torch.eye(model.dim).to(means)))
+        return Server(model.start.encoder, Gaussians(means, identity(means)))
 
     def server_send(self, server: Server, client: Tensor) -> Down:
         return Down(server.encoder, server.gaussians)
 
     def client_init(self, model: Model, data: Data, welcome: Tree) -> State:
-        blank = Gaussians(model.mean.new_zeros(model.classes, model.dim), torch.eye(model.dim).to(model.mean))
+        means = model.mean.new_zeros(model.classes, model.dim)
+        blank = Gaussians(means, identity(means))
         priors = data.counts / data.samples + EPS
         none = torch.zeros_like(data.rate)
         momentum = self.train.start(model.start.encoder)
@@ -164,7 +165,12 @@ def fitted(z: Tensor, y: Tensor, real: Tensor, shared: Gaussians, ridge: float) 
     means = torch.where(counts > 0, member.T @ z / counts.clamp_min(1), shared.means)
     centered = torch.where(real[:, None], z - means[y], 0.0)
     scatter = centered.T @ centered / (counts.sum() - 1).clamp_min(1)
-    return Gaussians(means, scatter + ridge * torch.eye(z.shape[1], dtype=z.dtype, device=z.device))
+    return Gaussians(means, scatter + ridge * identity(z))
+
+
+def identity(rows: Tensor) -> Tensor:
+    """(d, d), for rows (..., d)."""
+    return torch.eye(rows.shape[-1], dtype=rows.dtype, device=rows.device)
 
 
 def interpolated(local: Gaussians, shared: Gaussians, share: Tensor) -> Gaussians:
@@ -175,7 +181,7 @@ def classifier(gaussians: Gaussians, priors: Tensor) -> tuple[Tensor, Tensor]:
     """Weights (K, d) and biases (K,) of the Bayes rule: Σ⁻¹ μ_k and log π_k - μ_k Σ⁻¹ μ_k / 2."""
     means, covariance = gaussians
     scale = covariance.diagonal().mean()
-    steady = (1 - EPS) * covariance + EPS * scale * torch.eye(len(covariance)).to(covariance)
+    steady = (1 - EPS) * covariance + EPS * scale * identity(covariance)
     weights = torch.linalg.solve_ex(steady, means.T)[0].T
     return weights, priors.log() - (means * weights).sum(1) / 2
 
