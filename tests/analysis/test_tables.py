@@ -48,7 +48,7 @@ def compared(means: dict[str, list[list[float]]], vary: bool = False) -> Compari
     """Method -> for each seed, accuracies of the clients. vary: every seed has a partition of its own."""
     rows = [
         {"method": name, "seed": seed, "mean": sum(own) / len(own), "worst10": min(own), "megabytes": 1.0,
-         "content": f"data{seed if vary else ''}", "clients": [*range(len(own))], "accuracies": own}
+         "content": f"data{seed if vary else ''}", "clients": [*range(len(own))], "scores": own}
         for name, seeds in means.items()
         for seed, own in enumerate(seeds)
     ]  # fmt: skip

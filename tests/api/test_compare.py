@@ -183,7 +183,7 @@ def test_the_best_is_bold_and_differences_are_marked() -> None:
     }
     rows = [
         {"method": name, "seed": 0, "mean": math.fsum(own) / 20, "worst10": min(own), "megabytes": len(name),
-         "content": "d", "clients": [*range(20)], "accuracies": own}
+         "content": "d", "clients": [*range(20)], "scores": own}
         for name, own in accuracies.items()
     ]  # fmt: skip
     table = coterie.Comparison(rows, "toy", 20).publication(["accuracy", "worst10"], against="B")

@@ -78,4 +78,4 @@ def test_time_and_a_comparison(tmp_path: Path) -> None:
     for name in names:
         assert_same(tmp_path / "longer" / name, base / name)
     old, new = (json.loads((path / "compare.json").read_text()) for path in (tmp_path / "longer", base))
-    assert [o["accuracies"] for o in old["outcomes"]] == [o["accuracies"] for o in new["outcomes"]]
+    assert [o["scores"] for o in old["outcomes"]] == [o["scores"] for o in new["outcomes"]]

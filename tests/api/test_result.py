@@ -27,10 +27,10 @@ def without(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
 
 def test_tables_are_data_frames(result: coterie.Result) -> None:
-    accuracy = result.accuracy
-    assert accuracy["round"].tolist() == [2, 3]
-    assert accuracy["pre"].tolist() == [a for _, a in result.history.curve("pre")]
-    assert accuracy["finished"].dropna().tolist() == [result.outcomes()[1].last.mean]
+    scores = result.scores
+    assert scores["round"].tolist() == [2, 3]
+    assert scores["pre"].tolist() == [a for _, a in result.history.curve("pre")]
+    assert scores["finished"].dropna().tolist() == [result.outcomes()[1].last.mean]
     clients = result.clients
     assert clients["client"].tolist() == list(result.client_ids)
     assert clients["train_samples"].sum() == len(toy.toy().train.y)
@@ -41,7 +41,7 @@ def test_tables_are_data_frames(result: coterie.Result) -> None:
 
 
 def test_tables_without_pandas(result: coterie.Result, monkeypatch: pytest.MonkeyPatch) -> None:
-    frames = {name: getattr(result, name) for name in ("accuracy", "metrics", "clients")}
+    frames = {name: getattr(result, name) for name in ("scores", "metrics", "clients")}
     without(monkeypatch, "pandas")
     for name, frame in frames.items():
         rows = getattr(result, name)

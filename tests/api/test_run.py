@@ -168,4 +168,4 @@ def test_a_bar_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(shown) == 3
     assert "<b>FedPer</b>" in shown[0]
     assert "0/2" in shown[0]
-    assert "2/2 personal" in shown[-1]
+    assert "2/2 accuracy: personal" in shown[-1]

@@ -52,11 +52,11 @@ def test_a_federation(link: superlink.SuperLink, tmp_path: Path) -> None:
     number = link.submit(app(tmp_path, "fedpac", rounds=2, evaluate_every=2), out=str(tmp_path / "run"))
     assert link.wait(number, tmp_path / "run" / "result.json") == "finished:completed"
     assert_same_run(tmp_path, "fedpac", rounds=2, evaluate_every=2)
-    accuracy = {client.number: client.accuracy for client in load_run(tmp_path / "here").clients}
+    accuracy = {client.number: client.score for client in load_run(tmp_path / "here").clients}
     federation = read_config(tmp_path / "run")["deployment"]["federation"]
     for n, own in enumerate(((0, 1), (2,), (3, 5), (4,))):
         left = load_run(link.folder / f"device-{n}" / federation[:16] / "run")
-        assert {client.number: client.accuracy for client in left.clients} == {i: accuracy[i] for i in own}
+        assert {client.number: client.score for client in left.clients} == {i: accuracy[i] for i in own}
         for i in own:
             name = f"client-{i}.safetensors"
             toy.assert_same(load_file(tmp_path / "here" / "models" / name), load_file(left.path / "models" / name))

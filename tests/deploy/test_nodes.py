@@ -117,7 +117,7 @@ def test_devices_leave_models_that_were_measured(tmp_path: Path) -> None:
     result = federate(Fake(tmp_path))
     left = load_run(next((tmp_path / "device-0").glob("*/run")))
     expected = dict(enumerate(result.history[-1].scores["pre", "test"].value.tolist()))
-    assert {client.number: client.accuracy for client in left.clients} == {0: expected[0], 3: expected[3]}
+    assert {client.number: client.score for client in left.clients} == {0: expected[0], 3: expected[3]}
 
 
 def test_a_node_that_restarts_while_it_processes_a_request(tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ def test_a_federation_under_dp_sample_runs_and_tells_no_scores(tmp_path: Path) -
     told = federate(line, **asked)
     assert told.history[-1].score("finished") > 0
     left = load_run(next((tmp_path / "silent" / "device-0").glob("*/run")))
-    assert all(0 <= client.accuracy <= 1 for client in left.clients)  # at home, its models are measured
+    assert all(0 <= client.score <= 1 for client in left.clients)  # at home, its models are measured
 
 
 @pytest.mark.parametrize(

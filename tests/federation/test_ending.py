@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from coterie.core.errors import CoterieError
+from coterie.core.metric_scale import ACCURACY_SCALE
 from coterie.execution import Scores
 from coterie.federation import Ended, Ending, Round, Summary
-from coterie.federation.ending import METRICS, condition, metric_of, progress, reported_point, seconds
+from coterie.federation.ending import condition, metric_of, metrics_of, progress, reported_point, seconds
 from tests.runs.test_checkpoint import assert_same, run, stopped, table
 
 
@@ -57,7 +58,7 @@ def test_what_is_no_time(text: str) -> None:
 )
 def test_what_is_no_condition(text: str, said: str) -> None:
     with pytest.raises(CoterieError, match=said.replace("?", r"\?")):
-        Ending(until=text)
+        Ending(until=text).check(["test"], ACCURACY_SCALE)
 
 
 def test_metrics_by_hand() -> None:
@@ -67,13 +68,14 @@ def test_metrics_by_hand() -> None:
     assert metric_of(record, "pre_worst10", "post") == pytest.approx(0.1)
     assert metric_of(record, "loss", "post") == pytest.approx(0.7)
     assert metric_of(record, "validation_accuracy", "post") is None
-    assert condition(" accuracy >= 0.5 ") == ("accuracy", ">=", 0.5)
+    assert condition(" accuracy >= 0.5 ", ACCURACY_SCALE) == ("accuracy", ">=", 0.5)
     assert Ending(until="accuracy>=0.5").reached([record], "post", 0) is not None
     assert Ending(until="accuracy>0.5").reached([record], "post", 0) is None
     assert Ending(until="loss<0.71").reached([record], "post", 0) is not None
     with pytest.raises(CoterieError, match=r"this method has no global_mean; it measures post_mean, pre_mean"):
         Ending(until="global_mean>0.5").reached([record], "post", 0)
-    assert len(METRICS) == len(set(METRICS)) == 40
+    known = metrics_of(ACCURACY_SCALE)
+    assert len(known) == len(set(known)) == 40
 
 
 def test_patience_by_hand() -> None:
@@ -157,9 +159,9 @@ def test_the_time_is_over(tmp_path: Path) -> None:
 
 
 def test_patience_needs_a_validation_split() -> None:
-    Ending(patience=1).check(["test", "validation"])
+    Ending(patience=1).check(["test", "validation"], ACCURACY_SCALE)
     for ending in (Ending(patience=1), Ending(until="validation_loss<1")):
         with pytest.raises(CoterieError, match=r"validation split.*--validation 0.1"):
-            ending.check(["test"])
+            ending.check(["test"], ACCURACY_SCALE)
     with pytest.raises(CoterieError, match="patience must be at least 1, got 0"):
         Ending(patience=0)

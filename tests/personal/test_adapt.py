@@ -45,7 +45,7 @@ def test_every_method_takes_a_newcomer(name: str, made: Made, tmp_path: Path) ->
     with torch.no_grad():
         right = int((left.personal_model(0)(x).argmax(1) == y).sum())
     assert right == int(record.scores["new_post", "test"].weighted)
-    assert left.clients[0].accuracy == right / 16
+    assert left.clients[0].score == right / 16
     assert left.clients[0].samples == 24
 
 
@@ -67,7 +67,7 @@ def test_the_folder_is_understood(made: Made, tmp_path: Path) -> None:
     assert len(predict(left, 0, read_samples(left, [tmp_path / "new.npz"]))) == 24
     assert export(left, 0, "torch", tmp_path / "new.pt2")
     again = adapt(left, tmp_path / "new.npz", tmp_path / "again")  # it holds the server's state, too
-    assert again.score("new_post") == left.clients[0].accuracy
+    assert again.score("new_post") == left.clients[0].score
 
 
 def test_a_part_is_set_aside_for_testing(made: Made, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 
+from coterie.core.metric_scale import ACCURACY_SCALE
 from coterie.report import charts
 from coterie.report.charts import ChartRow, Series
 from coterie.report.markup import Markup, join, tag
@@ -75,7 +76,7 @@ def test_series_of_every_number_look_different() -> None:
 
 
 def test_bars() -> None:
-    drawn = charts.bars("t", "d", ChartRow("a", [50, 100], ["first", "second"]), "x", "y", dark=1, line=75)
+    drawn = charts.bars("t", "d", ChartRow("a", [50, 100], ["first", "second"]), "x", ACCURACY_SCALE, dark=1, line=75)
     root = read(drawn)
     (low,), (high,) = of_class(root, "low"), of_class(root, "bar")
     assert [low.get(k) for k in ("x", "y", "width", "height")] == ["49", "143", "224", "113"]
@@ -87,7 +88,7 @@ def test_bars() -> None:
 
 def test_strips() -> None:
     """From 0 to 100 on x 8 to 510: a percent is 5.02 wide."""
-    root = read(charts.strips("t", "d", [ChartRow("a", [0, 50, 100], ["0", "50", "100"])], "x"))
+    root = read(charts.strips("t", "d", [ChartRow("a", [0, 50, 100], ["0", "50", "100"])], "x", ACCURACY_SCALE))
     assert [e.get("x") for e in of_class(root, "stroke")] == ["6.5", "257.5", "508.5"]  # 1.5 to the left
     (diamond,) = of_class(root, "diamond")
     assert (diamond.get("d") or "").startswith("M259 ")

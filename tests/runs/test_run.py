@@ -51,7 +51,7 @@ def test_who_has_a_model(made: Made) -> None:
     assert [c.samples for c in run.clients] == list(toy.TRAIN_SIZES)
     assert [c.classes for c in run.clients] == [int((row > 0).sum()) for row in counts]
     finished = result.history[-1].scores["finished", "test"]
-    assert [c.accuracy for c in run.clients] == pytest.approx(finished.value.tolist())
+    assert [c.score for c in run.clients] == pytest.approx(finished.value.tolist())
     assert [c.size for c in run.clients] == [c.file.stat().st_size for c in run.clients]
 
 

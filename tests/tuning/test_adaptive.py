@@ -56,7 +56,7 @@ def test_tpe_learns_from_the_scores() -> None:
     for seed in range(3):
         search = schedule(40, seed)
         search.run(trainer(search)[0])
-        scores = [search.mean(number, 9) for number in range(40)]
+        scores = [search.merit(number, 9) for number in range(40)]
         assert sum(scores[20:]) > sum(scores[:20])
         assert max(scores) > 0.9
 
@@ -88,7 +88,7 @@ def test_asha_stops_candidates_that_are_not_among_the_best_third() -> None:
             assert next(jobs) == Job(number, 0, rounds)
             if rounds == 9:
                 break
-            score = search.mean(number, rounds)
+            score = search.merit(number, rounds)
             seen[rounds].append(score)
             if sorted(seen[rounds], reverse=True).index(score) >= max(len(seen[rounds]) // 3, 1):
                 break
@@ -146,8 +146,8 @@ def test_on_clients_it_resumes_exactly_and_says_nothing(
     coterie.tune("fedavg", over, out=tmp_path / "cut", budget_rounds=9, **how)
     resumed = coterie.tune("fedavg", over, out=tmp_path / "cut", **how)
     whole = coterie.tune("fedavg", over, out=tmp_path / "whole", **how)
-    assert [(s.settings, s.accuracies, s.rounds) for s in resumed.standings] == [
-        (s.settings, s.accuracies, s.rounds) for s in whole.standings
+    assert [(s.settings, s.scores, s.rounds) for s in resumed.standings] == [
+        (s.settings, s.scores, s.rounds) for s in whole.standings
     ]
     assert len(whole.standings) == 6
     assert not list((tmp_path / "cut" / "checkpoints").iterdir())

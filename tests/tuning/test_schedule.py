@@ -102,7 +102,7 @@ def test_the_mean_over_seeds_decides() -> None:
     schedule = schedule_of([Stage(2, 5)], [0, 1], SearchBudget())
     schedule.run(lambda job: Trial(job, table[job.candidate, job.seed], 5, 1.5))
     first, second = ranked(schedule)
-    assert (first.number, first.accuracies, first.seconds) == (1, {0: 0.6, 1: 0.6}, 3.0)
+    assert (first.number, first.scores, first.seconds) == (1, {0: 0.6, 1: 0.6}, 3.0)
     assert second.spread is not None
     assert second.spread.mean == pytest.approx(0.5)
     assert second.spread.std == pytest.approx(0.32**0.5)  # of 0.9 and 0.1: 2 * 0.4², by 2 - 1

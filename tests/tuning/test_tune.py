@@ -50,7 +50,7 @@ def tune(out: Path, over: dict[str, Any], method: str = "fedavg", **changes: Any
 
 def numbers(tuned: Tuned) -> list[tuple[Any, ...]]:
     """All that a search found, but for the time it took."""
-    return [(s.number, s.settings, s.accuracies, s.rounds, s.failed) for s in tuned.standings]
+    return [(s.number, s.settings, s.scores, s.rounds, s.failed) for s in tuned.standings]
 
 
 class Rounds:
@@ -115,11 +115,11 @@ def test_a_grid_finds_the_planted_best(tmp_path: Path) -> None:
     assert [s.settings["lr"] for s in tuned.standings] == [0.1, 0.1, 0, 0]
     assert tuned.best == {"lr": 0.1, "momentum": 0.9}
     for standing in tuned.standings:
-        for seed, accuracy in standing.accuracies.items():
+        for seed, accuracy in standing.scores.items():
             data = set_aside(clients(), 0.2)
             result = coterie.run("fedavg", data, toy.network(), seed=seed, **SETTINGS | standing.settings)
             assert result.history.curve("pre", "validation")[-1][1] == accuracy
-    assert tuned.standings[2].accuracies == tuned.standings[3].accuracies  # those that learn nothing are alike
+    assert tuned.standings[2].scores == tuned.standings[3].scores  # those that learn nothing are alike
 
 
 def test_the_test_samples_are_not_even_read(tmp_path: Path) -> None:
@@ -150,14 +150,14 @@ def test_validation_samples_that_came_with_the_data_are_used(tmp_path: Path) -> 
     data = toy.toy(train=(20, 20, 20), test=(5, 5, 5), validation=(4, 6, 8), augmented=False)
     tuned = tune(tmp_path / "t", {"lr": [0.1]}, data=data, final=True)
     run = coterie.run("fedavg", data, toy.network(), lr=0.1, **SETTINGS)
-    assert tuned.standings[0].accuracies == {0: run.history.curve("pre", "validation")[-1][1]}
+    assert tuned.standings[0].scores == {0: run.history.curve("pre", "validation")[-1][1]}
     config = json.loads((tmp_path / "t" / "best-0000" / "config.json").read_text())
     assert config["data"]["train_sizes"] == [24, 26, 28]
 
 
 def test_new_clients_have_no_part_in_the_choice(tmp_path: Path) -> None:
     tuned = tune(tmp_path / "t", {"lr": [0.1]}, new_clients=0.4, seeds=2)
-    for seed, accuracy in tuned.standings[0].accuracies.items():
+    for seed, accuracy in tuned.standings[0].scores.items():
         known, _ = keep_out(set_aside(clients(), 0.2), 0.4, 0)  # those of the last run, whatever the seed
         run = coterie.run("fedavg", known, toy.network(), lr=0.1, seed=seed, **SETTINGS)
         assert run.history.curve("pre", "validation")[-1][1] == accuracy
@@ -182,7 +182,7 @@ def test_halving_goes_on_exactly(method: str, title: str, point: str, trained: l
     for standing in (best, second):
         settings = {**SETTINGS, **how, **standing.settings, "rounds": standing.rounds}
         run = coterie.run(method, set_aside(clients(), 0.2), toy.network(), **settings)
-        assert standing.accuracies == {0: run.history.curve(point, "validation")[-1][1]}
+        assert standing.scores == {0: run.history.curve(point, "validation")[-1][1]}
     assert not list((tmp_path / "t" / "checkpoints").iterdir())
 
 
@@ -338,7 +338,7 @@ def test_a_killed_search_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def found(folder: Path) -> tuple[Any, ...]:
     """What a search came to, but for the time it took and where."""
     told = json.loads((folder / "tuned.json").read_text())
-    standings = [(s["settings"], s["accuracies"], s["rounds"], s["failed"]) for s in told["standings"]]
+    standings = [(s["settings"], s["scores"], s["rounds"], s["failed"]) for s in told["standings"]]
     return standings, told["best"], {name: value for name, value in told["test"].items() if name != "folder"}
 
 

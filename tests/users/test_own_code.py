@@ -182,7 +182,7 @@ def test_a_method_object_can_be_tuned(tmp_path: Path) -> None:
         for name, method in (("named", "fedavg"), ("given", FedAvg()))
     )
     assert named.best == given.best
-    assert [s.accuracies for s in named.standings] == [s.accuracies for s in given.standings]
+    assert [s.scores for s in named.standings] == [s.scores for s in given.standings]
     with pytest.raises(coterie.CoterieError, match=r"lr=0.5: lr is set twice: 0.1 in the method and 0.5 in this call"):
         coterie.tune(FedAvg(train=LocalTraining(lr=0.1)), {"lr": [0.5]}, toy.toy(), "linear", out=tmp_path / "twice")
 

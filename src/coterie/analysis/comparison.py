@@ -1,4 +1,4 @@
-"""Methods on the same data: accuracies over seeds, paired tests, tables and plots."""
+"""Methods on the same data: scores over seeds, paired tests, tables and plots."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from coterie.analysis.outcomes import NEW
-from coterie.analysis.paired import Accuracies, paired_tests, verdicts
+from coterie.analysis.paired import ClientScores, paired_tests, verdicts
 from coterie.analysis.plots import Curve, draw_curves
-from coterie.analysis.publication import COLUMNS, publication
+from coterie.analysis.publication import columns_of, publication
 from coterie.analysis.significance import Spread
 from coterie.analysis.tables import TextTable, as_csv, as_html, frame, latex, markdown
+from coterie.core.metric_scale import ACCURACY_SCALE, MetricScale
 from coterie.federation.history import clients_text, worst_tenth_text
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ class Comparison:
     data: str  # name of the dataset
     num_clients: int
     against: str | None = None  # method that the others are tested against; None: the last
-    curves: Mapping[str, Sequence[Curve]] = field(default_factory=dict)  # method -> accuracy over rounds, for each seed
+    curves: Mapping[str, Sequence[Curve]] = field(default_factory=dict)  # method -> scores over rounds, for each seed
+    metric: MetricScale = ACCURACY_SCALE  # what scores are of
 
     @property
     def methods(self) -> list[str]:
@@ -55,11 +57,11 @@ class Comparison:
         return found
 
     def table(self) -> Any:
-        """One row per method: mean over seeds of each column, accuracies in percent; ± is half the 95 % interval."""
+        """One row per method: mean over seeds of each column, shares in percent; ± is half the 95 % interval."""
         rows = []
         for name, group in self.groups().items():
             row: dict[str, Any] = {"method": name, "seeds": len(group)}
-            for column, how in COLUMNS.items():
+            for column, how in columns_of(self.metric).items():
                 values = how.values(group)
                 if values:
                     spread = Spread.of(values)
@@ -68,21 +70,23 @@ class Comparison:
         return frame(rows)
 
     def significance(self, against: str | None = None) -> Any:
-        """One row per other method: its difference to `against` in points, and a paired test (p, corrected by Holm).
+        """One row per other method: its difference to `against`, and a paired test (p, corrected by Holm).
+
+        Differences of shares are in points.
 
         against: a method of the comparison. Default: the comparison's own.
         """
-        found, _ = verdicts(self.samples(), against or self._reference())
+        found, _ = verdicts(self.samples(), against or self._reference(), self.metric)
         return frame([verdict._asdict() for verdict in found])
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the mean test accuracy over rounds, with the 95 % interval over seeds. Needs matplotlib."""
-        return draw_curves(self.curves, f"{self.data}, {clients_text(self.num_clients)}", ax)
+        """Draw the mean test score over rounds, with the 95 % interval over seeds. Needs matplotlib."""
+        return draw_curves(self.curves, f"{self.data}, {clients_text(self.num_clients)}", ax, self.metric)
 
     def to_latex(self, columns: Sequence[str] = (), caption: str | None = None, label: str | None = None) -> str:
         """A LaTeX table (booktabs): mean ± 95 % interval, best in bold, † where the difference is significant.
 
-        columns: names in `table()`, such as ["accuracy", "worst10"]. Default: these two.
+        columns: names in `table()`. Default: the metric and "worst10".
         """
         return latex(self.publication(columns, caption=caption, label=label))
 
@@ -105,21 +109,23 @@ class Comparison:
         caption: str | None = None,
         label: str | None = None,
     ) -> TextTable:
-        """The table of a paper. against: default: the method with the best accuracy."""
-        about = caption or f"Test accuracy in percent on {clients_text(self.num_clients)} of {self.data}"
-        return publication(self.groups(), self.samples(), about, columns, against, label)
+        """The table of a paper. against: default: the best method."""
+        unit = " in percent" * self.metric.share
+        about = caption or f"Test {self.metric.words}{unit} on {clients_text(self.num_clients)} of {self.data}"
+        return publication(self.groups(), self.samples(), about, columns, against, label, self.metric)
 
     def text_tables(self) -> list[TextTable]:
-        """What `coterie compare` prints: all accuracies, and the paired tests where there are several methods."""
+        """What `coterie compare` prints: all scores, and the paired tests where there are several methods."""
         groups, many, private = self.groups(), self.seeds > 1, any(o.get("privacy") for o in self.outcomes)
         used = {n: k for n, k in SHOWN.items() if any(o.get(k) is not None for o in self.outcomes)}
         tested = [len(o["clients"]) for o in self.outcomes]
+        metric = self.metric
         tables = [
             TextTable(
-                f"Accuracy on {self.num_clients} clients of {self.data}, percent",
+                f"{metric.title} on {self.num_clients} clients of {self.data}{', percent' * metric.share}",
                 [
                     "method",
-                    "accuracy",
+                    metric.words,
                     *(["95 %"] if many else []),
                     *(f"{name} ({worst_tenth_text(tested)})" if name == WORST else name for name in used),
                     *(["ε"] if private else []),
@@ -128,30 +134,31 @@ class Comparison:
                 [
                     [
                         name,
-                        cell(group, "mean"),
-                        *([interval(group)] if many else []),
-                        *(cell(group, key) for key in used.values()),
+                        cell(group, "mean", metric),
+                        *([interval(group, metric)] if many else []),
+                        *(cell(group, key, metric) for key in used.values()),
                         *([privacy(group)] if private else []),
-                        cell(group, "megabytes", 1),
+                        cell(group, "megabytes"),
                     ]
                     for name, group in groups.items()
                 ],
-                "accuracy: mean over clients after the last round, measured where the method's paper does; before and "
-                "after: personal model before and after local training"
+                f"{metric.words}: mean over clients after the last round, measured where the method's paper does; "
+                "before and after: personal model before and after local training"
                 + (over_seeds(self.outcomes, self.seeds) if many else ""),
             )
         ]
         if len(groups) > 1:
-            tables.append(paired_tests(self.samples(), self._reference(), "Paired tests, difference in points"))
+            title = f"Paired tests, difference in {'points' if metric.share else metric.words}"
+            tables.append(paired_tests(self.samples(), self._reference(), title, metric))
         return tables
 
-    def samples(self) -> dict[str, Accuracies]:
-        """Method -> accuracy of each client in each run."""
+    def samples(self) -> dict[str, ClientScores]:
+        """Method -> score of each client in each run."""
         return {
             name: {
                 (str(o.get("content", "")), o["seed"], c): a
                 for o in group
-                for c, a in zip(o["clients"], o["accuracies"], strict=True)
+                for c, a in zip(o["clients"], o["scores"], strict=True)
             }
             for name, group in self.groups().items()
         }
@@ -160,7 +167,8 @@ class Comparison:
         return self.against or self.methods[-1]
 
     def __repr__(self) -> str:
-        methods = "\n".join(f"  {name}: {cell(group, 'mean')} %" for name, group in self.groups().items())
+        unit = " %" * self.metric.share
+        methods = "\n".join(f"  {n}: {cell(group, 'mean', self.metric)}{unit}" for n, group in self.groups().items())
         seeds = f"{self.seeds} seed{'' if self.seeds == 1 else 's'}"
         return f"Comparison on {self.data}, {clients_text(self.num_clients)}, {seeds}\n{methods}"
 
@@ -179,9 +187,10 @@ def over_seeds(outcomes: Sequence[Row], seeds: int) -> str:
     return f"; mean ± standard deviation of {seeds} seeds, and the 95 % interval (Student's t); {includes}"
 
 
-def cell(group: Sequence[Row], key: str, scale: float = 100) -> str:
-    values = [scale * o[key] for o in group if o.get(key) is not None]
-    return spread_text(values) if values else "-"
+def cell(group: Sequence[Row], key: str, metric: MetricScale | None = None) -> str:
+    """Mean ± standard deviation of a score, or of another number if there is no metric."""
+    values = [o[key] for o in group if o.get(key) is not None]
+    return spread_text(values, metric) if values else "-"
 
 
 def privacy(group: Sequence[Row]) -> str:
@@ -190,12 +199,13 @@ def privacy(group: Sequence[Row]) -> str:
     return f"{max(found):.4g}" if found else "-"
 
 
-def interval(group: Sequence[Row]) -> str:
-    half = Spread.of([100 * o["mean"] for o in group]).half
-    return "-" if half is None else f"±{half:.2f}"
+def interval(group: Sequence[Row], metric: MetricScale) -> str:
+    half = Spread.of([metric.factor * o["mean"] for o in group]).half
+    return "-" if half is None else f"±{metric.written(half)}"
 
 
-def spread_text(values: Sequence[float]) -> str:
+def spread_text(values: Sequence[float], metric: MetricScale | None) -> str:
     """Mean ± standard deviation."""
-    found = Spread.of(values)
-    return f"{found.mean:.2f}" if found.std is None else f"{found.mean:.2f} ± {found.std:.2f}"
+    found, written = Spread.of([metric.factor * v for v in values] if metric else values), metric or ACCURACY_SCALE
+    mean = written.written(found.mean)
+    return mean if found.std is None else f"{mean} ± {written.written(found.std)}"

@@ -64,7 +64,7 @@ def rows_of(
             "privacy": privacy,
             "content": content,
             "clients": scores.clients[scores.defined].tolist(),
-            "accuracies": scores.value[scores.defined].tolist(),
+            "scores": scores.value[scores.defined].tolist(),
         }
         for o in outcomes
         for scores in [list(history.with_point(o.point))[-1].scores[o.point, "test"]]

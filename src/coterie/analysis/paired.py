@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 from coterie.analysis.significance import Paired, holm, t_test, wilcoxon
 from coterie.analysis.tables import TextTable
 from coterie.core.errors import unknown
+from coterie.core.metric_scale import ACCURACY_SCALE, MetricScale
 
-Accuracies = Mapping[tuple[str, int, int], float]  # (checksum of the samples, seed, client) -> accuracy, 0..1
+ClientScores = Mapping[tuple[str, int, int], float]  # (checksum of the samples, seed, client) -> score
 LEVEL = 0.05
 
 
@@ -21,31 +22,34 @@ class PairedVerdict(NamedTuple):
     """One method tested against another."""
 
     method: str
-    difference: float  # of mean accuracies, in points
+    difference: float  # of mean scores, as shown: of shares in points
     pairs: int
     p: float
     p_holm: float  # corrected for all methods that were tested
     at_5_percent: str  # better, worse, or no difference shown
 
 
-def verdicts(samples: Mapping[str, Accuracies], against: str) -> tuple[list[PairedVerdict], str]:
+def verdicts(
+    samples: Mapping[str, ClientScores], against: str, metric: MetricScale = ACCURACY_SCALE
+) -> tuple[list[PairedVerdict], str]:
     """Every other method tested against this one, and the test in words. Methods without common pairs are left out."""
     if against not in samples:
         raise unknown("method to test against", against, samples)
     keys = {key for own in samples.values() for key in own}
     partitions, seeds = len({content for content, _, _ in keys}), len({seed for _, seed, _ in keys})
-    test, how = paired_by(partitions, seeds)
+    test, how = paired_by(partitions, seeds, metric)
+    sign = 1 if metric.higher else -1
     differences = {
         name: pairs
         for name, own in samples.items()
         if name != against and (pairs := paired(own, samples[against], by_partition=partitions > 1))
     }
-    found = {name: test(values) for name, values in differences.items()}
+    found = {name: test([sign * value for value in values]) for name, values in differences.items()}
     corrected = dict(zip(found, holm([result.p for result in found.values()]), strict=True))
     return [
         PairedVerdict(
             name,
-            100 * sum(differences[name]) / len(differences[name]),
+            metric.factor * sum(differences[name]) / len(differences[name]),
             len(differences[name]),
             result.p,
             corrected[name],
@@ -55,25 +59,31 @@ def verdicts(samples: Mapping[str, Accuracies], against: str) -> tuple[list[Pair
     ], how
 
 
-def paired_tests(samples: Mapping[str, Accuracies], against: str, title: str) -> TextTable:
-    """One line for every other method: how much better it is than `against`, and whether that is more than chance."""
-    found, how = verdicts(samples, against)
+def paired_tests(
+    samples: Mapping[str, ClientScores], against: str, title: str, metric: MetricScale = ACCURACY_SCALE
+) -> TextTable:
+    """One line for every other method: its difference to `against`, and whether that is more than chance."""
+    found, how = verdicts(samples, against, metric)
     return TextTable(
         title,
         ["method", f"against {against}", "pairs", "p", "p (Holm)", "at 5 %"],
-        [[v.method, f"{v.difference:+.2f}", str(v.pairs), p_value(v.p), p_value(v.p_holm), v[-1]] for v in found],
+        [[v.method, signed(v.difference, metric), str(v.pairs), p_value(v.p), p_value(v.p_holm), v[-1]] for v in found],
         f"{how} Two-sided; corrected by Holm for {len(found)} comparison{'s' if len(found) != 1 else ''}.",
     )
 
 
-def paired_by(partitions: int, seeds: int) -> tuple[Callable[[Sequence[float]], Paired], str]:
+def signed(difference: float, metric: MetricScale) -> str:
+    return f"{'' if difference < 0 else '+'}{metric.written(difference)}"
+
+
+def paired_by(partitions: int, seeds: int, metric: MetricScale) -> tuple[Callable[[Sequence[float]], Paired], str]:
     """The test for this many partitions and seeds, and its description."""
     if partitions > 1:
         return t_test, (
-            f"Paired t test of the mean accuracy over clients after the last round: the {partitions} partitions differ "
-            "by seed, and each is one pair."
+            f"Paired t test of the mean {metric.words} over clients after the last round: the {partitions} partitions "
+            "differ by seed, and each is one pair."
         )
-    ranks = "Wilcoxon signed-rank test of the accuracies after the last round, which says better or worse by ranks"
+    ranks = f"Wilcoxon signed-rank test of the clients' {metric.words} after the last round, better or worse by ranks"
     if seeds > 1:
         return wilcoxon, (
             f"{ranks}: all {seeds} seeds have the same clients, so each client is averaged over seeds first, and is "
@@ -82,7 +92,7 @@ def paired_by(partitions: int, seeds: int) -> tuple[Callable[[Sequence[float]], 
     return wilcoxon, f"{ranks}: each client is one pair."
 
 
-def paired(own: Accuracies, other: Accuracies, by_partition: bool) -> list[float]:
+def paired(own: ClientScores, other: ClientScores, by_partition: bool) -> list[float]:
     """Differences where both have a value, averaged over seeds for each client, or over all clients of a partition."""
     groups: dict[Any, list[float]] = {}
     for key in own:

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from coterie.analysis.significance import Spread
 from coterie.core.errors import CoterieError
+from coterie.core.metric_scale import ACCURACY_SCALE, MetricScale
 from coterie.core.names import spelling
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ STYLE: dict[Any, Any] = {
 }
 
 
-Curve = Sequence[tuple[int, float]]  # one training: (round, accuracy in 0..1)
+Curve = Sequence[tuple[int, float]]  # one training: (round, score; shares in 0..1)
 
 
 class PlotLine(NamedTuple):
@@ -78,8 +79,13 @@ def curves(ax: Axes, series: Sequence[PlotLine], bands: bool = True) -> None:
             ax.fill_between(x, means - halves, means + halves, color=color, alpha=0.15, linewidth=0)
 
 
-def draw_curves(curves_by_name: Mapping[str, Sequence[Curve]], title: str, ax: Axes | None = None) -> Axes:
-    """Accuracy over rounds: one line per name, from its trainings with different seeds.
+def draw_curves(
+    curves_by_name: Mapping[str, Sequence[Curve]],
+    title: str,
+    ax: Axes | None = None,
+    metric: MetricScale = ACCURACY_SCALE,
+) -> Axes:
+    """Scores over rounds: one line per name, from its trainings with different seeds.
 
     ax: axes to draw into; default: a new figure.
     """
@@ -87,11 +93,11 @@ def draw_curves(curves_by_name: Mapping[str, Sequence[Curve]], title: str, ax: A
     lines = []
     for name, runs in curves_by_name.items():
         by_round: dict[int, list[float]] = {}
-        for number, accuracy in (point for curve in runs for point in curve):
-            by_round.setdefault(number, []).append(100 * accuracy)
+        for number, score in (point for curve in runs for point in curve):
+            by_round.setdefault(number, []).append(metric.factor * score)
         lines.append(PlotLine(name, sorted(by_round.items()), name))
     curves(ax, lines)
-    ax.set(title=title, xlabel="round", ylabel="test accuracy, %")
+    ax.set(title=title, xlabel="round", ylabel=f"test {metric.heading}")
     if lines:
         ax.legend()
     return ax

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from coterie.analysis.paired import LEVEL, Accuracies, verdicts
+from coterie.analysis.paired import LEVEL, ClientScores, verdicts
 from coterie.analysis.significance import Spread
 from coterie.analysis.tables import TextTable
 from coterie.core.errors import CoterieError, unknown
+from coterie.core.metric_scale import ACCURACY_SCALE, MetricScale
 
 MARK = "†"
-DEFAULT = ("accuracy", "worst10")
 
 
 class TableColumn(NamedTuple):
@@ -19,40 +19,56 @@ class TableColumn(NamedTuple):
 
     key: str
     heading: str
-    scale: float = 100.0
+    metric: MetricScale | None = None  # None: not a score
     lower: bool = False  # whether the smallest is the best
 
     def values(self, group: Sequence[Mapping[str, Any]]) -> list[float]:
-        return [self.scale * float(row[self.key]) for row in group if row.get(self.key) is not None]
+        scale = self.metric.factor if self.metric else 1.0
+        return [scale * float(row[self.key]) for row in group if row.get(self.key) is not None]
+
+    def number(self, value: float) -> str:
+        return self.metric.written(value) if self.metric else f"{value:.2f}"
 
 
-COLUMNS = {
-    "accuracy": TableColumn("mean", "accuracy"),
-    "worst10": TableColumn("worst10", "worst 10 %"),
-    "std_clients": TableColumn("std", "± clients", lower=True),
-    "by_samples": TableColumn("by_samples", "by samples"),
-    "before": TableColumn("pre", "before"),
-    "after": TableColumn("post", "after"),
-    "global": TableColumn("global", "global"),
-    "by_validation": TableColumn("best_by_validation", "by validation"),
-    "new_before": TableColumn("new_pre", "new: before"),
-    "new_after": TableColumn("new_post", "new: after"),
-    "new_global": TableColumn("new_global", "new: global"),
-    "megabytes": TableColumn("megabytes", "MB sent", 1.0, lower=True),
-    "seconds": TableColumn("seconds", "seconds", 1.0, lower=True),
+COSTS = {
+    "megabytes": TableColumn("megabytes", "MB sent", lower=True),
+    "seconds": TableColumn("seconds", "seconds", lower=True),
 }
+
+
+def columns_of(metric: MetricScale) -> dict[str, TableColumn]:
+    """All columns by name; the first is named after the metric."""
+    places = {
+        metric.name: ("mean", metric.words),
+        "worst10": ("worst10", "worst 10 %"),
+        "std_clients": ("std", "± clients"),
+        "by_samples": ("by_samples", "by samples"),
+        "before": ("pre", "before"),
+        "after": ("post", "after"),
+        "global": ("global", "global"),
+        "by_validation": ("best_by_validation", "by validation"),
+        "new_before": ("new_pre", "new: before"),
+        "new_after": ("new_post", "new: after"),
+        "new_global": ("new_global", "new: global"),
+    }
+    scores = {
+        name: TableColumn(key, heading, metric, lower=key == "std" or not metric.higher)
+        for name, (key, heading) in places.items()
+    }
+    return scores | COSTS
 
 
 def publication(
     groups: Mapping[str, Sequence[Mapping[str, Any]]],
-    samples: Mapping[str, Accuracies],
+    samples: Mapping[str, ClientScores],
     caption: str,
     columns: Sequence[str] = (),
     against: str | None = None,
     label: str | None = None,
+    metric: MetricScale = ACCURACY_SCALE,
 ) -> TextTable:
-    """The table, from the rows and the accuracies of each method. against: default: the best in accuracy."""
-    chosen = {name: column_of(name) for name in columns or DEFAULT}
+    """The table, from the rows and the clients' scores of each method. against: default: the best by the metric."""
+    chosen = {name: column_of(name, metric) for name in columns or (metric.name, "worst10")}
     found = {
         name: [Spread.of(values) if (values := column.values(group)) else None for column in chosen.values()]
         for name, group in groups.items()
@@ -61,18 +77,18 @@ def publication(
         if not any(spreads[at] for spreads in found.values()):
             raise CoterieError(f"column '{name}': these runs did not measure it")
     means = {name: sum(row["mean"] for row in group) / len(group) for name, group in groups.items()}
-    reference = against or max(means, key=lambda name: means[name])
-    tested, how = verdicts(samples, reference)
+    reference = against or metric.best(means, lambda name: means[name])
+    tested, how = verdicts(samples, reference, metric)
     sure = {verdict.method for verdict in tested if verdict.p_holm < LEVEL}
     rows = [
-        [name, *(shown(s) + (MARK if column == "accuracy" and name in sure else "") for column, s in
+        [name, *(shown(s, chosen[column]) + (MARK if column == metric.name and name in sure else "") for column, s in
                  zip(chosen, spreads, strict=True))]
         for name, spreads in found.items()
     ]  # fmt: skip
     bold = frozenset(
         (row, at + 1)
         for at, column in enumerate(chosen.values())
-        for row in best([spreads[at] for spreads in found.values()], column.lower)
+        for row in best([spreads[at] for spreads in found.values()], column)
     )
     return TextTable(
         caption,
@@ -84,26 +100,28 @@ def publication(
     )
 
 
-def column_of(name: str) -> TableColumn:
-    if name not in COLUMNS:
-        raise unknown("column", name, COLUMNS)
-    return COLUMNS[name]
+def column_of(name: str, metric: MetricScale) -> TableColumn:
+    known = columns_of(metric)
+    if name not in known:
+        raise unknown("column", name, known)
+    return known[name]
 
 
-def shown(spread: Spread | None) -> str:
+def shown(spread: Spread | None, column: TableColumn) -> str:
     """Mean ± half of the 95 % interval."""
     if spread is None:
         return "-"
-    return f"{spread.mean:.2f}" if spread.half is None else f"{spread.mean:.2f} ± {spread.half:.2f}"
+    half = "" if spread.half is None else f" ± {column.number(spread.half)}"
+    return f"{column.number(spread.mean)}{half}"
 
 
-def best(spreads: Sequence[Spread | None], lower: bool) -> list[int]:
+def best(spreads: Sequence[Spread | None], column: TableColumn) -> list[int]:
     """Rows with the best mean, as it is shown; none if there is one row only."""
-    means = [None if s is None else round(s.mean, 2) for s in spreads]
+    means = [None if s is None else float(column.number(s.mean)) for s in spreads]
     known = [mean for mean in means if mean is not None]
     if len(means) < 2 or not known:
         return []
-    top = min(known) if lower else max(known)
+    top = min(known) if column.lower else max(known)
     return [row for row, mean in enumerate(means) if mean == top]
 
 

@@ -17,7 +17,7 @@ from coterie.analysis.lookup import method_class, method_name, parts, training
 from coterie.analysis.outcomes import label, rows_of, title
 from coterie.analysis.plots import Curve
 from coterie.api.arguments import check_arguments
-from coterie.api.comparison_folder import is_begun, read_finished, write_outcomes
+from coterie.api.comparison_folder import as_table, is_begun, read_finished, write_outcomes
 from coterie.api.data import load_clients
 from coterie.api.interrupting import INTERRUPTED, Interrupted, interruptible
 from coterie.api.methods import make_method
@@ -57,7 +57,7 @@ class Trainings(NamedTuple):
     """The outcomes of the runs of a comparison."""
 
     rows: list[dict[str, Any]]  # one for each number that a run reports
-    curves: dict[str, list[Curve]]  # method -> accuracy over rounds, for each seed
+    curves: dict[str, list[Curve]]  # method -> scores over rounds, for each seed
 
 
 Train = Callable[[Entrant, int, Path | None, bool], Result]  # of a method, a seed, a folder, and whether to resume it
@@ -155,8 +155,8 @@ def compare(
         found = train_all(taken, seeds_from(seed, seeds), train, folder_of, chosen, interrupted)
     first = data_of(seed)
     if base is not None:
-        write_outcomes(base, as_table(found, first.name, first.num_clients, str(base)))
-    return Comparison(found.rows, first.name, first.num_clients, tested, found.curves)
+        write_outcomes(base, as_table(found.rows, first, str(base)))
+    return as_comparison(found, first, tested)
 
 
 def entrants(methods: Sequence[str | AnyMethod] | Mapping[str, str | AnyMethod]) -> list[Entrant]:
@@ -267,9 +267,8 @@ def train_all(
     return found
 
 
-def as_table(found: Trainings, data: str, num_clients: int, folder: str) -> dict[str, Any]:
-    """The content of compare.json."""
-    return {"data": data, "clients": num_clients, "folder": folder, "outcomes": found.rows}
+def as_comparison(found: Trainings, data: FederatedData, against: str) -> Comparison:
+    return Comparison(found.rows, data.name, data.num_clients, against, found.curves, data.task.metric.scale)
 
 
 def load_comparison(*runs: str | Path) -> Comparison:
@@ -283,16 +282,17 @@ def load_comparison(*runs: str | Path) -> Comparison:
             raise CoterieError(f"{run.path} is not finished; `coterie resume {run.path}` continues it")
     groups = same_data(entries(read))
     if len(groups) != 1:
-        several = " and ".join(dict.fromkeys(f"{dataset(group[0].run)[0]} ({group[0].run.path})" for group in groups))
+        firsts = [group[0].run for group in groups]
+        names = [f"{dataset(run)[0]}, {run.metric.words} ({run.path})" for run in firsts]
+        several = " and ".join(dict.fromkeys(names))
         raise CoterieError(
-            f"these runs cannot be compared, their clients have different samples: {several or 'no runs'}"
+            f"these runs cannot be compared, their clients have different samples or metrics: {several or 'no runs'}"
         )
     (group,) = groups
     rows = [outcome(entry) for entry in group]
     curves: dict[str, list[Curve]] = {}
     for entry in group:
-        curve = [(int(number), percent / 100) for number, percent in entry.run.curve(entry.point)]
+        curve = [(int(number), shown / entry.run.metric.factor) for number, shown in entry.run.curve(entry.point)]
         curves.setdefault(entry.label, []).append(curve)
-    return Comparison(
-        rows, dataset(group[0].run)[0], max(len(row["clients"]) for row in rows), reference(group), curves
-    )
+    name, metric = dataset(group[0].run)[0], group[0].run.metric
+    return Comparison(rows, name, max(len(row["clients"]) for row in rows), reference(group), curves, metric)

@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,12 @@ def reopen_comparison(base: Path, length: Mapping[str, Any]) -> None:
         content["command"] = {k: v for k, v in {**content["command"], **length}.items() if v is not None}
         (base / OUTCOMES).unlink()
         write(base / COMMAND, content)
+
+
+def as_table(rows: Sequence[Mapping[str, Any]], data: FederatedData, folder: str) -> dict[str, Any]:
+    """The content of compare.json."""
+    about = {"data": data.name, "clients": data.num_clients, "metric": data.task.metric.name, "folder": folder}
+    return {**about, "outcomes": rows}
 
 
 def write_outcomes(base: Path, table: Mapping[str, Any]) -> None:

@@ -23,12 +23,13 @@ class Watcher(Protocol):
     def __exit__(self, *reason: Any) -> None: ...
 
 
-def accuracies(record: Round) -> str:
-    """Such as «personal 88.1 after training 88.6 global 80.2»."""
+def scores(record: Round) -> str:
+    """Such as «accuracy: personal 88.1 after training 88.6 global 80.2»."""
     names = {"pre": "personal", "post": "after training", "global": "global", "finished": "finished"}
     names |= {"new_pre": "new clients", "new_post": "new clients after training", "new_global": "global on new clients"}
     shown = [(name, record.score(point)) for point, name in names.items()]
-    return "  ".join(f"{name} {100 * value:.1f}" for name, value in shown if value is not None)
+    found = [f"{name} {record.metric.number(value, 1)}" for name, value in shown if value is not None]
+    return f"{record.metric.words}: {'  '.join(found)}" if found else ""
 
 
 def round_line(record: Round, seconds: float) -> str:
@@ -37,7 +38,7 @@ def round_line(record: Round, seconds: float) -> str:
     missing = f", without clients {', '.join(map(str, record.left_out))}" if out else ""
     megabytes = f"{record.bytes_down / 1e6:.2f} MB down, {record.bytes_up / 1e6:.2f} MB up"
     return (
-        f"round {record.number}: {selected - out} of {selected} answered{missing}; {accuracies(record)}; {megabytes}; "
+        f"round {record.number}: {selected - out} of {selected} answered{missing}; {scores(record)}; {megabytes}; "
         f"{seconds:.0f} s"
     )
 
@@ -69,12 +70,12 @@ class Lines:
         spent = time.monotonic() - self.start
         left = spent / record.number * max(self.rounds - record.number, 0)
         if record.scores and self.on is not None:
-            line = f"{self.title}  round {record.number}/{self.rounds}  {accuracies(record)}"
+            line = f"{self.title}  round {record.number}/{self.rounds}  {scores(record)}"
             self.on.print(f"{line}  {spent:.0f} s, {left:.0f} s left", highlight=False, soft_wrap=True)
 
 
 class Bar:
-    """A live bar with accuracy and time left, for terminals."""
+    """A live bar with scores and time left, for terminals."""
 
     def __init__(self, title: str, rounds: int, on: Console) -> None:
         columns = ("[bold]{task.description}", "{task.fields[shown]}")
@@ -100,7 +101,7 @@ class Bar:
     def __call__(self, record: Round) -> None:
         self.progress.update(self.task, completed=record.number)
         if record.scores:
-            self.progress.update(self.task, shown=accuracies(record))
+            self.progress.update(self.task, shown=scores(record))
 
 
 class NotebookBar:
@@ -119,7 +120,7 @@ class NotebookBar:
         pass
 
     def __call__(self, record: Round) -> None:
-        self.shown = accuracies(record) if record.scores else self.shown
+        self.shown = scores(record) if record.scores else self.shown
         if self.output is not None:
             self.output.update(self._html(record.number))
 

@@ -132,8 +132,8 @@ def run(
     clip_gradient: largest norm of a gradient; 0: no limit.
     keep_momentum: keep a client's optimizer state between rounds.
 
-    until: end when a metric reaches a value, such as "accuracy>0.9".
-    patience: end after this many evaluated rounds without better validation accuracy.
+    until: end when a metric reaches a value, such as "accuracy>0.9" or "rmse<2.5".
+    patience: end after this many evaluated rounds without a better validation score.
     max_time: end after this time, such as "2h" or "90m".
 
     checkpoint_every: rounds between checkpoints in `out`; 0: none.
@@ -171,14 +171,14 @@ def run(
 
     Returns
     -------
-    Result: `.accuracy`, `.metrics`, `.clients`, `.personal_model(client)`, `.plot()`, `.report(path)`, `.save(path)`.
+    Result: `.scores`, `.metrics`, `.clients`, `.personal_model(client)`, `.plot()`, `.report(path)`, `.save(path)`.
 
     Examples
     --------
     >>> import coterie
     >>> data = coterie.load_clients("fashion-mnist-small", num_clients=4, local_size=40, test_size=20)
     >>> result = coterie.run("fedpac", data, "linear", rounds=2, lr=0.05, align=0.5, progress=False)
-    >>> [number for number, accuracy in result.history.curve("pre")]
+    >>> [number for number, score in result.history.curve("pre")]
     [1, 2]
     """
     given = {name: value for name, value in locals().items() if value is not None}

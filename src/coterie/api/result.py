@@ -13,6 +13,7 @@ from coterie.analysis.plots import draw_curves
 from coterie.analysis.tables import frame
 from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
+from coterie.core.metric_scale import MetricScale
 from coterie.core.names import client_name, client_number
 from coterie.core.wrapper import innermost
 from coterie.execution import Backend, LocalBackend
@@ -32,14 +33,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 CURVES = {"pre": "personal model", "post": "after local training", "global": "global model"}
-DO_NEXT = ".accuracy  .metrics  .clients  .personal_model(client)  .plot()  .report(path)  .save(path)"
+DO_NEXT = ".scores  .metrics  .clients  .personal_model(client)  .plot()  .report(path)  .save(path)"
 
 
 @dataclass(frozen=True, repr=False)
 class Result(TrainedFederation):
     """What a run returns: its history, the server's state, and a model for every client.
 
-    `accuracy`, `metrics` and `clients` are pandas DataFrames where pandas is installed, else lists of dicts.
+    `scores`, `metrics` and `clients` are pandas DataFrames where pandas is installed, else lists of dicts.
 
     >>> import coterie
     >>> data = coterie.load_clients(num_clients=4, local_size=40, test_size=20)
@@ -55,8 +56,15 @@ class Result(TrainedFederation):
     folder: Path | None = field(default=None, kw_only=True)  # where the run is on disk
 
     @property
-    def accuracy(self) -> Any:
-        """Mean test accuracy over clients (0 to 1) for every measured round, one column per point of measurement.
+    def metric(self) -> MetricScale:
+        """The metric of the scores: its name, its direction, and whether it is a share."""
+        return self.model.task.metric.scale
+
+    @property
+    def scores(self) -> Any:
+        """Mean test score over clients for every measured round, one column per point of measurement.
+
+        Scores are of `metric`, such as accuracy (0 to 1).
 
         `pre`: personal models as downloaded; `post`: after local training; `global`: the server's model;
         `finished`: after the method's final step. `validation_...`: the same on validation samples.
@@ -76,7 +84,7 @@ class Result(TrainedFederation):
 
     @property
     def clients(self) -> Any:
-        """One row per client: its number, name, samples and classes, and its last accuracy for each reported result."""
+        """One row per client: its number, name, samples and classes, and its last score for each reported result."""
         data = self._data()
         classes = (data.train.class_counts(data.classes) > 0).sum(1).tolist()
         rows = [
@@ -100,7 +108,7 @@ class Result(TrainedFederation):
         return frame(rows)
 
     def personal_model(self, client: int | str) -> PersonalModel:
-        """The model of a client, by its number or name: a torch module from raw samples to logits."""
+        """The model of a client, by its number or name: a torch module from raw samples to outputs of the task."""
         data = self._data()
         number = client_number(client, data.client_names, self.client_ids)
         info = ModelInfo(
@@ -115,14 +123,14 @@ class Result(TrainedFederation):
         return make_personal_model(info, self.method, self.model, self.states[number], self.down(number))
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the mean test accuracy over rounds. Needs matplotlib (`pip install 'coterie[plot]'`).
+        """Draw the mean test score over rounds. Needs matplotlib (`pip install 'coterie[plot]'`).
 
         ax: axes to draw into; default: a new figure. Returns the axes.
         """
         curves = {label: [curve] for point, label in CURVES.items() if (curve := self.history.curve(point))}
         if self.method.personal_is_global:
             curves.pop(CURVES["pre"], None)
-        return draw_curves(curves, f"{self.method.title}{self._on()}", ax)
+        return draw_curves(curves, f"{self.method.title}{self._on()}", ax, self.metric)
 
     def report(self, path: str | Path) -> Path:
         """Write a report of this run: one HTML file that works offline. Returns its path."""
@@ -171,8 +179,8 @@ class Result(TrainedFederation):
         lines = [
             (
                 o.name,
-                f"{100 * o.last.mean:.2f} % mean accuracy, {100 * o.last.worst10:.2f} % worst tenth of clients "
-                f"({POINTS[o.point]})",
+                f"{self.metric.text(o.last.mean)} mean {self.metric.words}, {self.metric.text(o.last.worst10)} worst "
+                f"tenth of clients ({POINTS[o.point]})",
             )
             for o in self.outcomes()
         ]

@@ -187,7 +187,7 @@ def drive(
     """Run all rounds on a back end, and write the run folder where there is one."""
     privacy = config.get("protection", {}).get("privacy")
     backend.largest = safety.max_magnitude
-    ending.check(backend.splits)
+    ending.check(backend.splits, backend.metric)
     about = describe(backend, newcomers, settings, {**config, "ending": asdict(ending)})
     lines = opening(backend, settings)
     if out is None:

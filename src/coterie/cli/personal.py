@@ -115,7 +115,7 @@ def do_models(chosen: argparse.Namespace) -> None:
             *client_cells(run, c.number),
             str(c.samples),
             str(c.classes),
-            percent(c.accuracy),
+            run.metric.number(c.score),
             percents(c.interval),
             str(c.tested),
             c.file.name,
@@ -123,8 +123,9 @@ def do_models(chosen: argparse.Namespace) -> None:
         ]
         for c in run.clients
     ]
-    note = f"accuracy: {MEASURED[run.point]}; {INTERVAL}" if run.point else ""
-    header = (*client_header(run), "samples", "classes", "accuracy", "95 %", "tested", "file", "size")
+    interval = f"; {INTERVAL}" if run.metric.counts else ""
+    note = f"{run.metric.words}: {MEASURED[run.point]}{interval}" if run.point else ""
+    header = (*client_header(run), "samples", "classes", run.metric.words, "95 %", "tested", "file", "size")
     show(f"Models in {run.path}", header, rows, note)
 
 
@@ -211,7 +212,8 @@ def do_adapt(chosen: argparse.Namespace) -> None:
     if hasattr(chosen, "json"):
         print(json.dumps({"folder": str(out), "before": before, "after": after}, indent=2))
         return
-    print(f"accuracy on its own test samples: {percent(before)} before, {percent(after)} after")
+    shown = [record.metric.number(score) for score in (before, after)]
+    print(f"{record.metric.words} on its own test samples: {shown[0]} before, {shown[1]} after")
     print(f"its model is client 0 of {out}")
 
 

@@ -16,12 +16,10 @@ def add_commands(command: MakeCommand, argv: list[str]) -> None:
     table.add_argument(
         "--columns",
         metavar="NAMES",
-        help="accuracy, worst10, std_clients, by_samples, before, after, global, by_validation, new_before, new_after, "
-        "new_global, megabytes, seconds; default: accuracy,worst10",
+        help="the metric (such as accuracy), worst10, std_clients, by_samples, before, after, global, by_validation, "
+        "new_before, new_after, new_global, megabytes, seconds; default: the metric and worst10",
     )
-    table.add_argument(
-        "--against", metavar="METHOD", help="method that † marks differences from; default: the best in accuracy"
-    )
+    table.add_argument("--against", metavar="METHOD", help="method that † marks differences from; default: the best")
     table.add_argument("--caption", metavar="TEXT", help="caption; default: dataset and number of clients")
     table.add_argument("--label", metavar="NAME", help="label for \\ref in LaTeX, such as tab:accuracy")
     add_format(table)

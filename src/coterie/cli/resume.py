@@ -72,9 +72,9 @@ def do_resume(chosen: argparse.Namespace) -> None:
 
 
 def resume_run(run: Path, again: argparse.Namespace) -> None:
-    from coterie.analysis.comparison import Comparison
     from coterie.api import DataSettings, load_clients
-    from coterie.api.comparing import Entrant, as_table, train_all
+    from coterie.api.comparing import Entrant, as_comparison, train_all
+    from coterie.api.comparison_folder import as_table
 
     data, entrant = load_clients(seed=again.seed, **given(again, DataSettings)), Entrant(again.method, again.method)
     with live_page(again) as page:
@@ -83,8 +83,7 @@ def resume_run(run: Path, again: argparse.Namespace) -> None:
             return train_one(again, entrant, seed, data, run, page, True, set())
 
         found = train_all([entrant], [again.seed], train, lambda *_: run, vars(again))
-    table = as_table(found, data.name, data.num_clients, str(again.run))
-    show(again, table, Comparison(found.rows, data.name, data.num_clients, entrant.title, found.curves))
+    show(again, as_table(found.rows, data, str(again.run)), as_comparison(found, data, entrant.title))
 
 
 def resume_comparison(base: Path, chosen: argparse.Namespace) -> None:

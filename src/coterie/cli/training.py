@@ -27,10 +27,9 @@ def train_all(chosen: argparse.Namespace, methods: Sequence[str], seeds: int, be
 
     begun: the folder of a comparison that was stopped; its finished runs are not run again.
     """
-    from coterie.analysis.comparison import Comparison
     from coterie.api import VARY, DataSettings, load_clients
     from coterie.api import comparing as core
-    from coterie.api.comparison_folder import COMMAND, check_data, note_command, write_outcomes
+    from coterie.api.comparison_folder import COMMAND, as_table, check_data, note_command, write_outcomes
     from coterie.core.errors import CoterieError
     from coterie.runs.disk import lock
     from coterie.runs.finding import new_folder
@@ -75,10 +74,10 @@ def train_all(chosen: argparse.Namespace, methods: Sequence[str], seeds: int, be
     except Stopped as stop:
         more = f"; `coterie resume {base}` continues the whole comparison" if many else ""
         raise Stopped(f"{stop}{more}", stop.signal) from None
-    table = core.as_table(found, data.name, data.num_clients, getattr(chosen, "run", str(base)))
+    table = as_table(found.rows, data, getattr(chosen, "run", str(base)))
     if many:
         write_outcomes(base, table)
-    show(chosen, table, Comparison(found.rows, data.name, data.num_clients, against, found.curves))
+    show(chosen, table, core.as_comparison(found, data, against))
 
 
 def train_one(

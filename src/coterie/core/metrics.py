@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from coterie.core.metric_scale import MetricScale
+
 BINS = 15  # of the expected calibration error
 
 
@@ -22,6 +24,11 @@ class Metric(ABC):
     name: str
     higher: bool = field(default=True, kw_only=True)  # whether larger values are better
     share: bool = field(default=True, kw_only=True)  # whether values are in 0..1, and shown in percent
+    counts: bool = field(default=False, kw_only=True)  # whether a value is the share of samples that are right
+
+    @property
+    def scale(self) -> MetricScale:
+        return MetricScale(self.name, self.higher, self.share, self.counts)
 
     @abstractmethod
     def __call__(self, output: Tensor, y: Tensor) -> Tensor:
@@ -215,7 +222,7 @@ def mean_dice(sums: Tensor) -> Tensor:
     return (2 * both / areas).nanmean(-1)
 
 
-ACCURACY = SummedMetric("accuracy", hits, ratio)
+ACCURACY = SummedMetric("accuracy", hits, ratio, counts=True)
 CLASSES: tuple[Metric, ...] = (
     ACCURACY,
     OutputMetric("balanced_accuracy", balanced_accuracy),
@@ -227,7 +234,7 @@ CLASSES: tuple[Metric, ...] = (
 TWO_CLASSES: tuple[Metric, ...] = (OutputMetric("sensitivity", sensitivity), OutputMetric("specificity", specificity))
 LABELS: tuple[Metric, ...] = (
     SummedMetric("micro_f1", label_parts, ratio),
-    SummedMetric("exact_match", exact_match, ratio),
+    SummedMetric("exact_match", exact_match, ratio, counts=True),
     OutputMetric("macro_f1", macro_label_f1),
     OutputMetric("auroc", each_label(area)),
     OutputMetric("average_precision", each_label(precision_area)),
@@ -241,4 +248,5 @@ NUMBERS: tuple[Metric, ...] = (
 
 def of_pixels(classes: int) -> tuple[Metric, ...]:
     iou = SummedMetric("miou", overlaps, mean_iou, 2 * classes)
-    return (iou, SummedMetric("dice", overlaps, mean_dice, 2 * classes), ACCURACY)
+    accuracy = SummedMetric("accuracy", hits, ratio)
+    return (iou, SummedMetric("dice", overlaps, mean_dice, 2 * classes), accuracy)

@@ -49,6 +49,7 @@ class Model:
     preprocess: Preprocess
     precision: str = "fp32"  # of matrix products: fp32, tf32, or bf16; sums and weights keep their type
     head_name: str = ""  # name of the head in the user's network
+    label: tuple[int, ...] = ()  # shape of one label
     draws: str = ""  # layers that draw random numbers in training, such as dropout; empty: none
     hashed: bool = False  # whether all of them draw from the hash of core/random.py, not from torch's stream
 
@@ -235,8 +236,9 @@ def make_model(
     draws = check_forward(network, x, expected)
     encoder, top, name = split_head(network, x, expected, head)
     start = Weights(weights_of(encoder), weights_of(top))
-    model = Model(encoder, top, start, 0, task.to(dtype=trained[0].dtype), preprocess, head_name=name, draws=draws)
-    model = replace(model, hashed=bool(draws) and dropout.is_replaced(network, x))
+    about: dict[str, Any] = {"head_name": name, "label": label, "draws": draws}
+    about["hashed"] = bool(draws) and dropout.is_replaced(network, x)
+    model = Model(encoder, top, start, 0, task.to(dtype=trained[0].dtype), preprocess, **about)
     with torch.no_grad():
         z = model._call(encoder, start.encoder, x)
     if z.ndim != 2 and task.one_class:

@@ -30,6 +30,8 @@ class Task(nn.Module, ABC):
     classes: int = 0  # K, of tasks that assign classes; 0: no classes
     one_class: ClassVar[bool] = False  # whether a sample has one class, which methods with prototypes need
     class_axis: ClassVar[int | None] = None  # axis of outputs along which logits of classes lie; None: no logits
+    label_type: ClassVar[torch.dtype] = torch.int64  # of labels; a floating type for numbers
+    constant: Tensor | None = None  # an output that fits all labels as well as one can; None: unknown
 
     def __init__(self, choice: Sequence[Metric], metric: str | None = None, **options: Any) -> None:
         """choice: the metrics. metric: name of the primary one. options: arguments that make an equal task, as JSON."""
@@ -61,6 +63,15 @@ class Task(nn.Module, ABC):
         if self.class_axis is None:
             return (weights * outputs).sum(0)
         return (outputs.log_softmax(1 + self.class_axis) + weights.clamp_min(SMALLEST).log()).logsumexp(0)
+
+    @classmethod
+    def fitted(cls, y: Tensor, classes: int, **options: Any) -> Self:
+        """The task of training labels (n, ...). classes: distinct labels in all splits; 0 for numbers."""
+        return cls(**options)
+
+    def example(self, label: tuple[int, ...]) -> Tensor:
+        """(2, ...) two valid labels of this shape."""
+        return torch.zeros(2, *label, dtype=self.label_type)
 
     def check_labels(self, y: Tensor, where: str = "labels") -> None:
         """Raise an error for labels (n, ...) that do not fit."""
@@ -122,6 +133,13 @@ class Classification(Task):
             raise CoterieError(f"label_smoothing must be at least 0 and below 1, got {label_smoothing}")
         self.classes, self.label_smoothing = classes, label_smoothing
         self.register_buffer("weights", torch.tensor(list(class_weights)))
+
+    @classmethod
+    def fitted(cls, y: Tensor, classes: int, **options: Any) -> Self:
+        return cls(**{"classes": classes, **options})
+
+    def example(self, label: tuple[int, ...]) -> Tensor:
+        return torch.tensor([0, self.classes - 1])
 
     @property
     def plain(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from coterie.core import metrics
 from coterie.core.errors import CoterieError, unknown
+from coterie.core.importing import imported, is_code
 from coterie.core.metrics import SummedMetric
 from coterie.core.task import SMALLEST, Classification, Task, check_classes, labels_loss
 
@@ -18,10 +20,15 @@ class MultiLabel(Task):
     """Any number of labels per sample, by binary cross entropy. Outputs are logits (B, L), labels (B, L) of 0 and 1."""
 
     name = "multi-label"
+    label_type = torch.float32
 
     def __init__(self, labels: int, metric: str | None = None) -> None:
         super().__init__(metrics.LABELS, metric, labels=labels)
         self.labels = labels
+
+    @classmethod
+    def fitted(cls, y: Tensor, classes: int, **options: Any) -> Self:
+        return cls(**{"labels": y.shape[1], **options})
 
     @property
     def width(self) -> int:
@@ -71,6 +78,7 @@ class Regression(Task):
     """
 
     name = "regression"
+    label_type = torch.float32
     mean: Tensor
     std: Tensor
 
@@ -92,9 +100,20 @@ class Regression(Task):
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float64).float())
         self.register_buffer("std", torch.tensor(std, dtype=torch.float64).float())
 
+    @classmethod
+    def fitted(cls, y: Tensor, classes: int, **options: Any) -> Self:
+        """Mean and standard deviation are those of y; the deviation of a constant is set to 1."""
+        mean, std = y.double().mean(0), y.double().std(0, correction=0)
+        std = torch.where(std > 1e-8 * mean.abs().clamp_min(1e-8), std, 1.0)
+        return cls(**{"targets": y.shape[1], "mean": mean.tolist(), "std": std.tolist(), **options})
+
     @property
     def width(self) -> int:
         return self.targets
+
+    @property
+    def constant(self) -> Tensor:  # type: ignore[override]
+        return self.mean
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         return LOSSES[self.error]((output - y) / self.std).mean(1)
@@ -131,6 +150,10 @@ class Segmentation(Task):
         super().__init__(metrics.of_pixels(classes), metric, classes=classes)
         self.classes = classes
 
+    @classmethod
+    def fitted(cls, y: Tensor, classes: int, **options: Any) -> Self:
+        return cls(**{"classes": classes, **options})
+
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         return labels_loss(output, y)
 
@@ -165,6 +188,10 @@ class NextToken(Task):
         super().__init__((accuracy, perplexity), metric, classes=classes)
         self.classes = classes  # V
 
+    @classmethod
+    def fitted(cls, y: Tensor, classes: int, **options: Any) -> Self:
+        return cls(**{"classes": classes, **options})
+
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         return labels_loss(output.movedim(2, 1), y)
 
@@ -189,6 +216,22 @@ def token_losses(output: Tensor, y: Tensor) -> Tensor:
     """(B, 2): the cross entropy of a sample's tokens, and their number."""
     count = (y >= 0).sum(1)
     return torch.stack([labels_loss(output.movedim(2, 1), y).double() * count, count.double()], 1)
+
+
+def task_class(name: str | type[Task]) -> type[Task]:
+    """The class of a task: by name, by import path package.module:Class, or given."""
+    found: Any = name
+    if isinstance(name, str):
+        if not is_code(name) and name not in TASKS:
+            raise unknown("task", name, TASKS)
+        found = imported("task", name) if is_code(name) else TASKS[name]
+    if not isinstance(found, type) or not issubclass(found, Task):
+        kind = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
+        raise CoterieError(f"task '{name}' is {kind}, not a subclass of coterie.Task")
+    missing = [*sorted(found.__abstractmethods__), *([] if hasattr(found, "name") else ["name"])]
+    if missing:
+        raise CoterieError(f"task '{found.__name__}' does not define {', '.join(missing)}")
+    return found
 
 
 TASKS: dict[str, type[Task]] = {

@@ -16,6 +16,7 @@ from coterie.core.batch import Data
 from coterie.core.data import Transform
 from coterie.core.method import AnyMethod, Census
 from coterie.core.model import Model
+from coterie.core.rehearsal import known_classes
 from coterie.deploy.compression import compress, decompress
 from coterie.deploy.messages import Message, Received, check_scores, settings, version
 from coterie.deploy.wire import (
@@ -62,14 +63,14 @@ class Agreement:
     def templates(self) -> Templates:
         """Obtained by a rehearsal with two black images."""
         method, model = self.method.rehearsed(), self.model
-        counts = torch.ones(self.num_clients, model.classes, dtype=torch.int64)
-        server = method.server_init(model, Census(counts.sum(1), counts))
+        counts = torch.ones(self.num_clients, known_classes(model), dtype=torch.int64)
+        server = method.server_init(model, Census(torch.full((self.num_clients,), max(model.classes, 1)), counts))
         a, b = (method.server_send(server, torch.tensor(i)) for i in (0, min(1, self.num_clients - 1)))
         same = zip(tree.items(a), tree.leaves(b), strict=True)
         shared = frozenset(name for (name, t), other in same if t is other)
-        x, y = torch.zeros(2, *self.shape, dtype=self.dtype), torch.tensor([0, model.classes - 1])
+        x, y = torch.zeros(2, *self.shape, dtype=self.dtype), model.task.example(model.label)
         key, rate = random.seed_key(0), torch.ones((), dtype=model.mean.dtype)
-        data = Data(x, y, key, rate, model.classes, Transform(), alone=True)
+        data = Data(x, y, key, rate, known_classes(model), Transform(), alone=True)
         welcome = method.server_welcome(server)
         _, up = method.client_train(model, method.client_init(model, data, welcome), a, data)
         return Templates(welcome, a, up, shared)

@@ -48,7 +48,9 @@ def save_models(device: Device, terms: Terms, out: Path, policy: DevicePolicy) -
         raise CoterieError("the federation ended before any client of this device had a model")
     ids = tuple(sorted(found))
     data = device.data.pick([device.ids.index(client) for client in ids])
-    record = Round(max(device.round, 1), torch.tensor(ids), scores=scores(device, ids))
+    record = Round(
+        max(device.round, 1), torch.tensor(ids), scores=scores(device, ids), metric=device.model.task.metric.scale
+    )
     states = ClientMemory(len(ids), torch.device("cpu"))
     result = DeviceResult(innermost(device.method), device.model, data, (), states, History([record]), found)
     config = {

@@ -17,6 +17,7 @@ from torch import Tensor
 from coterie.core import ranges, tree
 from coterie.core.errors import CoterieError
 from coterie.core.method import Census
+from coterie.core.metrics import ACCURACY
 from coterie.deploy.agreement import Agreement
 from coterie.deploy.messages import Message, Received
 from coterie.deploy.pending import PendingRequests, Timeouts
@@ -56,7 +57,7 @@ class Remote(Backend):
         self.max_missing, self.held = max_missing, held or {}
         self.method, self.model, self.device = agreement.method, agreement.model, torch.device("cpu")
         self.num_clients, self.splits, self.census = agreement.num_clients, list(agreement.splits), census
-        self.chance = majority_share(census.class_counts)
+        self.chance = majority_share(census.class_counts) if agreement.model.task.metric == ACCURACY else None
         self.states = ClientMemory(self.num_clients, self.device)
         self.joined: dict[int, Message] = {}  # client -> its join request
         self.measured: dict[str, Scores] = {}  # of the clients that trained last

@@ -13,6 +13,7 @@ from coterie.core import ranges, tree
 from coterie.core.data import FederatedData, Split
 from coterie.core.errors import CoterieError
 from coterie.core.method import AnyMethod, Census
+from coterie.core.metric_scale import MetricScale
 from coterie.core.model import Model, set_precision
 from coterie.core.ranges import Known
 from coterie.core.rehearsal import SAMPLES, rehearse
@@ -20,7 +21,7 @@ from coterie.core.wrapper import innermost
 from coterie.execution.answers import Answers, Returned, in_order, rows_where
 from coterie.execution.memory import ClientMemory
 from coterie.execution.requests import Cohort, CohortInput, Request, Turn
-from coterie.execution.scoring import Scores, has_global, majority_share, weighed
+from coterie.execution.scoring import Scores, constant_score, has_global, weighed
 
 REMEMBERED = 16  # requests whose cohorts are remembered
 
@@ -36,7 +37,7 @@ class Backend(ABC):
     num_clients: int  # m
     splits: list[str]  # that clients can be evaluated on
     census: Census
-    chance: float  # majority-class accuracy on the test samples
+    chance: float | None  # score of a constant prediction on the test samples; None: unknown
     largest: float = ranges.LIMIT  # largest allowed magnitude in an update
 
     @abstractmethod
@@ -83,6 +84,11 @@ class Backend(ABC):
     def everyone(self) -> Tensor:
         return torch.arange(self.num_clients)
 
+    @property
+    def metric(self) -> MetricScale:
+        """What scores are of."""
+        return self.model.task.metric.scale
+
 
 class LocalBackend(Backend):
     """A backend whose data and client states are in this process.
@@ -107,7 +113,7 @@ class LocalBackend(Backend):
         self.num_clients = data.num_clients
         self.splits = ["test"] if data.validation is None else ["test", "validation"]
         self.census = Census(torch.tensor(data.train.sizes), data.train.class_counts(data.classes))
-        self.chance = majority_share(data.test.class_counts(data.classes))
+        self.chance = constant_score(data.task, data.test)
         self.states = ClientMemory(data.num_clients, self.device, state_dir)
         self.remembered: dict[Any, Sequence[Cohort]] = {}  # by request, ordered by last use
         check_batches(method, data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from coterie.core import padding
 from coterie.core.batch import TEST_BATCH, Data
-from coterie.core.data import FederatedData
+from coterie.core.data import FederatedData, Split
 from coterie.core.method import AnyMethod
 from coterie.core.metrics import ACCURACY, SummedMetric
 from coterie.core.model import Model
@@ -88,7 +89,7 @@ def weighed(task: Task, found: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
     metric, samples = task.metric, total.to(found.device, non_blocking=True)
     value = metric.value(found[..., :-1]) if isinstance(metric, SummedMetric) else found[..., 0]
     weighted = torch.where(samples > 0, value * samples, 0.0)
-    if metric == ACCURACY and task.one_class:
+    if metric.counts:
         weighted = weighted.round()  # a number of samples
     return weighted, found[..., -1] / samples.clamp_min(1)
 
@@ -105,6 +106,17 @@ def slices(stop: int, size: int) -> list[slice]:
 
 
 def majority_share(class_counts: Tensor) -> float:
-    """Majority-class accuracy, from class counts (m, K); 0 without classes."""
+    """Majority-class accuracy, from class counts (m, K)."""
     counts = class_counts.sum(0)
-    return float(counts.max() / counts.sum().clamp_min(1)) if len(counts) else 0.0
+    return float(counts.max() / counts.sum().clamp_min(1))
+
+
+def constant_score(task: Task, split: Split) -> float | None:
+    """The score of one output for all samples, where every sample counts the same; None: unknown."""
+    if task.one_class and task.metric == ACCURACY:
+        return majority_share(split.class_counts(task.classes))
+    if task.constant is None or not len(split.y):
+        return None
+    values = [(task.metric(task.constant.expand_as(y), y), len(y)) for y in map(split.y.__getitem__, split.ranges())]
+    found = sum(float(value) * samples for value, samples in values if samples) / len(split.y)
+    return found if math.isfinite(found) else None

@@ -9,17 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from coterie.core.errors import CoterieError, unknown
+from coterie.core.metric_scale import MetricScale
 from coterie.core.typed import check_types
 from coterie.federation.history import Ended, Round, Summary
 
 MEASURED = ("pre", "post", "global")  # points that are measured during the rounds
-# Short names of metrics, for the point of measurement that a method reports.
-SHORT = {"accuracy": "mean"} | {name: name for name in Summary._fields if name != "mean"}
 SPLITS = {"": "test", "validation_": "validation"}
-METRICS = [
-    *(f"{prefix}{name}" for prefix in SPLITS for name in SHORT),
-    *(f"{prefix}{point}_{name}" for prefix in SPLITS for point in MEASURED for name in Summary._fields),
-]
 COMPARE: dict[str, Callable[[float, float], bool]] = {
     ">=": lambda a, b: a >= b,
     "<=": lambda a, b: a <= b,
@@ -42,11 +37,12 @@ class Ending:
     """What ends a run before its last round. The round in progress is always completed."""
 
     until: str | None = field(
-        default=None, metadata={"help": "end when a metric reaches a value, such as 'accuracy>0.9' (0 to 1)"}
+        default=None,
+        metadata={"help": "end when a metric reaches a value, such as 'accuracy>0.9' (0 to 1) or 'rmse<2.5'"},
     )
     patience: int | None = field(
         default=None,
-        metadata={"help": "end after this many measured rounds without better validation accuracy; needs --validation"},
+        metadata={"help": "end after this many measured rounds without a better validation score; needs --validation"},
     )
     max_time: str | float | None = field(
         default=None, metadata={"help": "end after this time, such as 2h, 90m or 1h30m; `coterie resume` continues"}
@@ -55,19 +51,21 @@ class Ending:
     def __post_init__(self) -> None:
         check_types(type(self), vars(self))
         if self.until is not None:
-            condition(self.until)
+            parsed(self.until)
         if self.patience is not None and self.patience < 1:
             raise CoterieError(f"patience must be at least 1, got {self.patience}")
         if self.max_time is not None:
             seconds(self.max_time)
 
-    def check(self, splits: Sequence[str]) -> None:
-        """Raise an error for conditions that need a split which the data do not have."""
+    def check(self, splits: Sequence[str], metric: MetricScale) -> None:
+        """Raise an error for a metric that is not measured, and for a split that the data do not have."""
+        if self.until is not None:
+            condition(self.until, metric)
         if "validation" in splits:
             return
         if self.patience is not None:
             raise CoterieError("patience needs a validation split: set validation=0.1 or so (--validation 0.1)")
-        if self.until is not None and condition(self.until).metric.startswith("validation_"):
+        if self.until is not None and parsed(self.until).metric.startswith("validation_"):
             raise CoterieError(
                 f"until {self.until}: the data have no validation split; set validation=0.1 or so (--validation 0.1)"
             )
@@ -75,11 +73,11 @@ class Ending:
     def reached(self, records: Sequence[Round], point: str, spent: float) -> Ended | None:
         """Why the run ends after these rounds; None if it continues.
 
-        point: where accuracy is measured if a metric does not say. spent: seconds that this call has trained.
+        point: where scores are measured if a metric does not say. spent: seconds that this call has trained.
         """
         number, last = len(records), records[-1]
         if self.until is not None and last.scores:
-            metric, sign, limit = condition(self.until)
+            metric, sign, limit = parsed(self.until)
             value = metric_of(last, metric, point)
             if value is None:
                 raise CoterieError(f"until {self.until}: this method has no {metric}; it measures {measured(last)}")
@@ -89,30 +87,50 @@ class Ending:
             best, waited = progress(records, point)
             if best is not None and waited >= self.patience:
                 rounds = f"{waited} measured round{'s' if waited > 1 else ''}"
-                reason = f"no better validation accuracy in {rounds}; the best was in round {best}"
+                reason = f"no better validation {last.metric.words} in {rounds}; the best was in round {best}"
                 return Ended("patience", number, reason, best)
         if self.max_time is not None and spent >= seconds(self.max_time):
             return Ended("max_time", number, f"{self.max_time} have passed")
         return None
 
 
-def condition(text: str) -> Condition:
+def names(metric: MetricScale) -> dict[str, str]:
+    """Short names -> fields of Summary, at the point of measurement that a method reports."""
+    return {metric.name: "mean"} | {name: name for name in Summary._fields if name != "mean"}
+
+
+def metrics_of(metric: MetricScale) -> list[str]:
+    """All metrics that a condition can name."""
+    return [
+        *(f"{prefix}{name}" for prefix in SPLITS for name in names(metric)),
+        *(f"{prefix}{point}_{name}" for prefix in SPLITS for point in MEASURED for name in Summary._fields),
+    ]
+
+
+def parsed(text: str) -> Condition:
+    """The parts of a condition; its metric may not exist."""
     found = re.fullmatch(r"\s*(\w+)\s*(>=|<=|>|<)\s*(\S+)\s*", text)
     if not found:
         raise CoterieError(f"until must be a metric, one of > >= < <= and a number, such as accuracy>0.9, got '{text}'")
-    metric, sign, limit = found.groups()
-    if metric not in METRICS:
-        raise unknown("metric for until", metric, METRICS)
+    name, sign, limit = found.groups()
     try:
         value = float(limit)
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
         raise CoterieError(f"until {text}: '{limit}' is not a number")
-    if not metric.endswith("loss") and not 0 <= value <= 1:
-        hint = f"; did you mean {value / 100:g}?" if 1 < value <= 100 else ""
-        raise CoterieError(f"until {text}: {metric} is between 0 and 1{hint}")
-    return Condition(metric, sign, value)
+    return Condition(name, sign, value)
+
+
+def condition(text: str, metric: MetricScale) -> Condition:
+    """A condition on this metric of a run."""
+    made, known = parsed(text), metrics_of(metric)
+    if made.metric not in known:
+        raise unknown("metric for until", made.metric, known)
+    if metric.share and not made.metric.endswith("loss") and not 0 <= made.value <= 1:
+        hint = f"; did you mean {made.value / 100:g}?" if 1 < made.value <= 100 else ""
+        raise CoterieError(f"until {text}: {made.metric} is between 0 and 1{hint}")
+    return made
 
 
 def seconds(text: str | float) -> float:
@@ -129,10 +147,11 @@ def seconds(text: str | float) -> float:
 
 
 def metric_of(record: Round, metric: str, point: str) -> float | None:
-    """The value of one of METRICS in a measured round; None where it is not measured."""
+    """The value of one of `metrics_of` in a measured round; None where it is not measured."""
     prefix = "validation_" if metric.startswith("validation_") else ""
     name = metric.removeprefix(prefix)
-    at, field = (point, SHORT[name]) if name in SHORT else name.split("_", 1)
+    short = names(record.metric)
+    at, field = (point, short[name]) if name in short else name.split("_", 1)
     if (at, SPLITS[prefix]) not in record.scores:
         return None
     value: float = getattr(record.summary(at, SPLITS[prefix]), field)
@@ -144,20 +163,21 @@ def measured(record: Round) -> str:
 
 
 def progress(records: Sequence[Round], point: str) -> tuple[int | None, int]:
-    """The round with the best validation accuracy, the first of equals, and how many measured rounds came after it."""
-    best, highest, waited = None, -math.inf, 0
+    """The round with the best validation score, the first of equals, and how many measured rounds came after it."""
+    best: int | None = None
+    reached, waited = math.nan, 0
     for record in records:
-        accuracy = record.score(point, "validation")
-        if accuracy is None or math.isnan(accuracy):
+        score = record.score(point, "validation")
+        if score is None or math.isnan(score):
             continue
         waited += 1
-        if accuracy > highest:
-            best, highest, waited = record.number, accuracy, 0
+        if best is None or record.metric.better(score, reached):
+            best, reached, waited = record.number, score, 0
     return best, waited
 
 
 def reported_point(results: Any, everyone: bool) -> str:
-    """Where `accuracy` is measured: where the method's paper reports, if that is measured on all clients every round.
+    """Where the metric is measured: where the method's paper reports, if that is measured on all clients every round.
 
     results: of the method, name -> point. everyone: whether all clients take part in every round.
     """

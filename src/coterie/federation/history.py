@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -9,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from coterie.core.metric_scale import ACCURACY_SCALE, MetricScale
 from coterie.core.tree import Tree
 from coterie.execution import Scores
 
@@ -41,7 +43,7 @@ def worst_tenth_text(counts: Iterable[int]) -> str:
 
 
 class Summary(NamedTuple):
-    """A metric of many clients as a few numbers. Accuracies are in 0..1."""
+    """A metric of many clients as a few numbers. Shares are in 0..1."""
 
     mean: float  # every client counts the same
     by_samples: float  # every sample counts the same
@@ -50,13 +52,12 @@ class Summary(NamedTuple):
     loss: float
 
     @staticmethod
-    def of(scores: Scores, higher: bool = True) -> Summary:
-        """higher: whether larger values are better."""
+    def of(scores: Scores, metric: MetricScale = ACCURACY_SCALE) -> Summary:
         tested = scores.defined
         value, total = scores.value[tested].double(), scores.total[tested]
         if not len(value):
             return Summary(*[float("nan")] * 5)
-        worst = value.sort(descending=not higher).values[: worst_tenth(len(value))]
+        worst = value.sort(descending=not metric.higher).values[: worst_tenth(len(value))]
         return Summary(
             float(value.mean()),
             float(scores.weighted[tested].sum() / total.sum()),
@@ -78,10 +79,10 @@ class Round:
     bytes_down: int = 0
     seconds: dict[str, float] = field(default_factory=dict)  # phase -> time
     report: Tree = field(default_factory=dict)
-    higher: bool = True  # whether larger scores are better
+    metric: MetricScale = ACCURACY_SCALE  # what the scores are of
 
     def summary(self, point: str, split: str = "test") -> Summary:
-        return Summary.of(self.scores[point, split], self.higher)
+        return Summary.of(self.scores[point, split], self.metric)
 
     def score(self, point: str, split: str = "test") -> float | None:
         """The mean over clients of the metric, such as accuracy; None where it was not measured."""
@@ -105,7 +106,7 @@ class Ended(NamedTuple):
     reason: str  # rounds, until, patience, max_time or interrupted
     round: int
     told: str = ""  # explanation
-    best_round: int | None = None  # for patience: the round with the best validation accuracy
+    best_round: int | None = None  # for patience: the round with the best validation score
 
 
 class History(list[Round]):
@@ -124,12 +125,11 @@ class History(list[Round]):
         test = dict(self.curve(point))
         if not test:
             return None
-        validation = dict(self.curve(point, "validation"))
+        validation = {number: score for number, score in self.curve(point, "validation") if not math.isnan(score)}
         last = list(self.with_point(point))[-1]
-        best = max if last.higher else min
-        chosen = best(validation, key=lambda number: validation[number]) if validation else None
+        chosen = last.metric.best(validation, lambda number: validation[number]) if validation else None
         by_validation = None if chosen is None else test[chosen]
-        return Outcome(name, point, last.summary(point), best(test.values()), by_validation)
+        return Outcome(name, point, last.summary(point), last.metric.best(test.values(), float), by_validation)
 
     def tested(self, point: str) -> int:
         """Number of clients with test samples in the last measurement at this point."""
@@ -144,7 +144,7 @@ class History(list[Round]):
         for record in reversed(self):
             if record.scores:
                 found = [record.summary(*at).by_samples for at in record.scores if at[1] == "test"]
-                late.append(all(accuracy <= guess for accuracy in found))
+                late.append(not any(record.metric.better(score, guess) for score in found))
             if len(late) > PATIENCE or (late and not late[-1]):
                 break
         return late.count(True) == PATIENCE

@@ -37,7 +37,7 @@ def meet(server: object, newcomers: Backend, settings: Settings) -> Round:
     down = method.server_greet(server)
     if down is None:
         log.warning("%s has no model for clients that were not in training", method.title)
-        return Round(settings.rounds, everyone)
+        return Round(settings.rounds, everyone, metric=newcomers.metric)
     downs = tree.apply(lambda t: t.expand(len(everyone), *t.shape), down)
     for split in newcomers.splits:
         scores["new_pre", split] = newcomers.score(everyone, downs, split)
@@ -53,4 +53,5 @@ def meet(server: object, newcomers: Backend, settings: Settings) -> Round:
 
     answers, _, measured = settled(returned, turn, 1.0, lambda answers: server, measure)
     found = measured.scores | usable(measured.trained, answers)
-    return Round(settings.rounds, everyone, answers.left_out, found, bytes_down=tree.size(downs))
+    sent = tree.size(downs)
+    return Round(settings.rounds, everyone, answers.left_out, found, bytes_down=sent, metric=newcomers.metric)

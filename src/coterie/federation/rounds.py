@@ -27,8 +27,8 @@ log = logging.getLogger("coterie")
 ALIGNMENT = 64  # bytes, of memory that torch allocates
 Point = tuple[str, str]  # (point of measurement, split)
 HINT = (
-    "round %d: in %d measured rounds no model was better than majority-class accuracy (%.1f %%); training diverged or "
-    "does not start: try another learning rate"
+    "round %d: in %d measured rounds no model was better than %s (%s); training diverged or does not start: try "
+    "another learning rate"
 )
 
 
@@ -69,8 +69,10 @@ def federate(
     def note(record: Round) -> None:
         history.append(record)
         watch(record)
-        if history.stuck(backend.chance):
-            log.warning(HINT, record.number, PATIENCE, 100 * backend.chance)
+        if backend.chance is not None and history.stuck(backend.chance):
+            metric = backend.metric
+            guess = f"{'majority-class' if backend.model.task.one_class else 'constant'} {metric.words}"
+            log.warning(HINT, record.number, PATIENCE, guess, metric.text(backend.chance, 1))
 
     history.ended = ended(history)
     while not history.ended:
@@ -126,6 +128,7 @@ def play(
         bytes_down=tree.size(downs),
         seconds=timer.seconds,
         report=found.report,
+        metric=backend.metric,
     )
 
 
@@ -244,7 +247,15 @@ def last_training(server: Any, backend: Backend, settings: Settings, max_left_ou
 
     answers, _, found = settled(returned, turn, max_left_out, lambda answers: server, measure)
     scores = usable(found.trained, answers) | found.scores
-    return Round(settings.rounds + 1, everyone, absent(answers), scores, 0, tree.size(downs), timer.seconds)
+    return Round(
+        settings.rounds + 1,
+        everyone,
+        absent(answers),
+        scores,
+        bytes_down=tree.size(downs),
+        seconds=timer.seconds,
+        metric=backend.metric,
+    )
 
 
 def finish(server: Any, backend: Backend, settings: Settings) -> Round:
@@ -256,7 +267,7 @@ def finish(server: Any, backend: Backend, settings: Settings) -> Round:
         backend.finish(everyone, downs, turn)
     with timer.time("evaluate"):
         scores = {("finished", split): backend.score(everyone, downs, split) for split in backend.splits}
-    return Round(settings.rounds, everyone, (), tree.fetched(scores), seconds=timer.seconds)
+    return Round(settings.rounds, everyone, (), tree.fetched(scores), seconds=timer.seconds, metric=backend.metric)
 
 
 def usable(scores: dict[Point, Scores], answers: Answers) -> dict[Point, Scores]:

@@ -131,7 +131,8 @@ def learn(run: Run, clients: LocalBackend) -> tuple[Any, Round, Chance]:
         downs = tree.overlay(downs, returned.ups)
     after = tree.fetched(clients.score(alone, downs, "test"))
     scores = {("new_pre", "test"): before, ("new_post", "test"): after}
-    return tree.pick(downs, 0), Round(settings.rounds, alone, (), scores, bytes_down=tree.size(down)), start
+    record = Round(settings.rounds, alone, (), scores, bytes_down=tree.size(down), metric=clients.metric)
+    return tree.pick(downs, 0), record, start
 
 
 def chance(run: Run, clients: LocalBackend, down: Any) -> Chance:

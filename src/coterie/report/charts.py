@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.core.metric_scale import MetricScale
 from coterie.report.markup import Markup, join, number, tag
 
 WIDTH, HEIGHT = 520, 304
@@ -164,29 +165,29 @@ def swatch(i: int) -> Markup:
     return tag("svg", drawn, viewBox="0 0 14 14", class_="swatch", aria_hidden="true")
 
 
-def bars(title: str, about: str, row: ChartRow, x_name: str, y_name: str, dark: int, line: float) -> Markup:
+def bars(title: str, about: str, row: ChartRow, x_name: str, metric: MetricScale, dark: int, line: float) -> Markup:
     """One bar per value, in the given order. dark: how many at the start are highlighted. line: the mean."""
     x = Axis(0, len(row.values), LEFT, RIGHT)
-    y = Axis(0, 100, BOTTOM, TOP)
-    wide = x(1) - x(0)
+    low, high = (0.0, 100.0) if metric.share else around([0, *row.values])
+    y, wide = Axis(low, high, BOTTOM, TOP), x(1) - x(0)
     gap = min(2.0, wide / 5)
     drawn = [
         tag(
-            "rect", x=x(i) + gap / 2, y=y(v), width=wide - gap, height=BOTTOM - y(v), data_tip=tip,
+            "rect", x=x(i) + gap / 2, y=min(y(v), y(0)), width=wide - gap, height=abs(y(0) - y(v)), data_tip=tip,
             class_="low" if i < dark else "bar",
         )
         for i, (v, tip) in enumerate(zip(row.values, row.tips, strict=True))
     ]  # fmt: skip
     mean = (
         tag("line", x1=LEFT, x2=RIGHT, y1=y(line), y2=y(line), class_="mean"),
-        text(LEFT + 4, y(line) - 6, f"mean {line:.1f}", "start", "strong"),
+        text(LEFT + 4, y(line) - 6, f"mean {metric.written(line, 1)}", "start", "strong"),
     )
-    return svg(title, about, WIDTH, HEIGHT, frame(x, y, x_name, y_name, []), *drawn, *mean, class_="chart")
+    return svg(title, about, WIDTH, HEIGHT, frame(x, y, x_name, metric.heading, []), *drawn, *mean, class_="chart")
 
 
-def strips(title: str, about: str, rows: Sequence[ChartRow], x_name: str) -> Markup:
+def strips(title: str, about: str, rows: Sequence[ChartRow], x_name: str, metric: MetricScale) -> Markup:
     """One strip per row: a stroke for each value, a diamond at the mean."""
-    x = Axis(*around([v for row in rows for v in row.values], most=100), 8, WIDTH - 10)
+    x = Axis(*around([v for row in rows for v in row.values], most=metric.most), 8, WIDTH - 10)
     high = 50
     bottom = high * len(rows) + 6
     grid = [
@@ -195,12 +196,12 @@ def strips(title: str, about: str, rows: Sequence[ChartRow], x_name: str) -> Mar
         )
         for v in ticks(x.low, x.high, 8)
     ]  # fmt: skip
-    drawn = [_strip(x, high * i + 6, row) for i, row in enumerate(rows)]
+    drawn = [_strip(x, high * i + 6, row, metric) for i, row in enumerate(rows)]
     name = text(WIDTH / 2, bottom + 40, x_name, class_="axis")
     return svg(title, about, WIDTH, bottom + 48, *grid, *drawn, name, class_="chart")
 
 
-def _strip(x: Axis, top: float, row: ChartRow) -> Markup:
+def _strip(x: Axis, top: float, row: ChartRow, metric: MetricScale) -> Markup:
     mean = sum(row.values) / len(row.values)
     strokes = [
         tag("rect", x=x(v) - 1.5, y=top + 24, width=3, height=18, class_="stroke", data_tip=tip)
@@ -209,9 +210,9 @@ def _strip(x: Axis, top: float, row: ChartRow) -> Markup:
     diamond = f"M{number(x(mean))} {number(top + 20)}l6 13l-6 13l-6-13z"
     return join(
         text(10, top + 15, row.name, "start", "strong"),
-        text(WIDTH - 12, top + 15, f"mean {mean:.1f}", "end"),
+        text(WIDTH - 12, top + 15, f"mean {metric.written(mean, 1)}", "end"),
         *strokes,
-        tag("path", d=diamond, class_="diamond", data_tip=f"{row.name}: mean {mean:.2f}"),
+        tag("path", d=diamond, class_="diamond", data_tip=f"{row.name}: mean {metric.written(mean)}"),
     )
 
 

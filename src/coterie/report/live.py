@@ -12,7 +12,7 @@ from coterie.federation import Round
 from coterie.report.elements import listed, paragraph
 from coterie.report.markup import Markup, join, tag
 from coterie.report.page import document
-from coterie.report.sections.accuracy import accuracy
+from coterie.report.sections.rounds import over_rounds
 from coterie.runs.run import Run
 from coterie.runs.tables import ClientTable, Measures, add_row, measures
 
@@ -67,6 +67,7 @@ class LivePage:
 
     def __call__(self, record: Round) -> None:
         with self.lock:
+            self.runs[-1].metric = record.metric
             add_row(self.runs[-1].rounds, measures(record))
             self.version += 1
 
@@ -76,7 +77,7 @@ class LivePage:
         done = max(runs[-1].rounds, default=0) if runs else 0
         where = f"{runs[-1].title}: round {done} of {runs[-1].planned}" if runs else "No run has started yet"
         words = f"{where}. Ended; this page is no longer served." if self.ended else f"{where}."
-        return join(tag("p", words, id="status", role="status", data_ended=self.ended), accuracy(runs))
+        return join(tag("p", words, id="status", role="status", data_ended=self.ended), over_rounds(runs))
 
     def whole(self) -> str:
         title = listed(list(dict.fromkeys(run.title for run in self.runs))) or "Coterie"

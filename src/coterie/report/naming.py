@@ -64,8 +64,9 @@ def dataset(run: Run) -> tuple[str, str]:
 
 
 def comparable(run: Run) -> tuple[str, str]:
-    """Equal for runs that can be compared: on the same data, or on partitions by one rule with a seed per run."""
+    """Equal for runs that can be compared: by one metric, on the same data or on partitions by one rule."""
     name, mark = dataset(run)
+    name = f"{name} {run.metric}"
     partition = run.section("data").get("partition")
     if not isinstance(partition, dict) or partition.get("partition_seed") != "vary":
         return name, mark

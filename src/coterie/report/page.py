@@ -14,11 +14,11 @@ from coterie.core.errors import CoterieError
 from coterie.report.elements import listed
 from coterie.report.markup import Markup, join, tag
 from coterie.report.naming import dataset, entries
-from coterie.report.sections.accuracy import accuracy
 from coterie.report.sections.clients import clients
 from coterie.report.sections.costs import communication, times
 from coterie.report.sections.data import data
 from coterie.report.sections.heads import head_weights
+from coterie.report.sections.rounds import over_rounds
 from coterie.report.sections.settings import configuration
 from coterie.report.sections.summary import summary
 from coterie.runs.disk import whole
@@ -27,7 +27,7 @@ from coterie.runs.run import Run
 
 PARTS = {
     "summary": (summary, "Summary"),
-    "accuracy": (accuracy, "Accuracy"),
+    "rounds": (over_rounds, "Rounds"),
     "clients": (clients, "Clients"),
     "heads": (head_weights, "Head weights"),
     "data": (data, "Data"),
@@ -55,11 +55,15 @@ def write_report(paths: Sequence[str | Path], out: str | Path) -> Path:
 
 
 def report(runs: Sequence[Run]) -> str:
+    """The page. All runs must have one metric: charts and tables show them together."""
+    metrics = list(dict.fromkeys(run.metric.words for run in runs))
+    if len(metrics) > 1:
+        raise CoterieError(f"these runs are measured by different metrics ({', '.join(metrics)}); report each alone")
     made = {name: make(runs) for name, (make, _) in PARTS.items()}
     links = [tag("a", PARTS[name][1], href=f"#{name}") for name, part in made.items() if part]
     title = heading(runs)
     top = tag("header", tag("h1", title), tag("p", facts(runs), class_="facts"), tag("nav", *links, aria_label="Parts"))
-    foot = tag("footer", tag("p", "Made by Coterie from run folders. Accuracies are on test samples."))
+    foot = tag("footer", tag("p", "Made by Coterie from run folders. Scores are on test samples."))
     return document(title, join(top, tag("main", *made.values()), foot))
 
 

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 from coterie.federation.history import POINTS
 from coterie.report.naming import results
-from coterie.runs.run import Run, integer
+from coterie.runs.record import integer
+from coterie.runs.run import Run
 from coterie.runs.tables import Score
 
-EQUAL = 2e-6  # accuracies in metrics.csv have six digits
+EQUAL = 2e-6  # shares in metrics.csv have six digits
 ALL = ("pre", "finished", "kept", "global")  # points at which all clients are measured, participants or not
 
 
@@ -34,7 +35,7 @@ def short_metrics(run: Run) -> Iterator[str]:
 
 
 def has_mean(run: Run, point: str) -> bool:
-    """Whether result.json has the mean accuracy at this point."""
+    """Whether result.json has the mean score at this point."""
     found = [o.get("last") for o in results(run) if o.get("measured") == POINTS[point]]
     return any(isinstance(last, dict) and last.get("mean") is not None for last in found)
 
@@ -44,7 +45,8 @@ def short_clients(run: Run) -> Iterator[str]:
         number, mean = run.curve(point)[-1]
         read, scores = run.client_table.measured.get(point, 0), run.scores.get(point, [])
         few = point in ALL and len(scores) < clients_tested(run)
-        if read < number or few or (read == number and abs(mean_of(scores) - mean) > 100 * EQUAL):
+        off = abs(mean_of(scores) - mean / run.metric.factor) > EQUAL * (1.0 if run.metric.share else abs(mean) + 1)
+        if read < number or few or (read == number and off):
             yield f"does not have all clients of round {max(read, number):.0f}"
 
 
@@ -55,7 +57,7 @@ def clients_tested(run: Run) -> int:
 
 
 def mean_of(scores: Sequence[Score]) -> float:
-    return sum(s.percent for s in scores) / max(len(scores), 1)
+    return sum(s.value for s in scores) / max(len(scores), 1)
 
 
 def short_classes(run: Run) -> Iterator[str]:

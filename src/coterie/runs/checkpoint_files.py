@@ -14,6 +14,7 @@ from torch import Tensor
 
 from coterie.core import tree
 from coterie.core.errors import CoterieError
+from coterie.core.metric_scale import MetricScale
 from coterie.execution import Scores
 from coterie.federation.history import Round
 from coterie.runs.disk import open_inside, read_inside, same_file, whole
@@ -96,6 +97,8 @@ def from_line(line: bytes) -> Round:
     fields["left_out"] = tuple(fields["left_out"])
     fields["scores"] = {(point, split): Scores(*map(from_text, columns)) for point, split, *columns in fields["scores"]}
     fields["report"] = {name: from_text(t) for name, t in fields["report"].items()}
+    fields["metric"] = MetricScale(*fields.get("metric", ()))
+    fields.pop("higher", None)  # of runs that were not trained for another metric than accuracy
     return Round(**fields)
 
 

@@ -13,6 +13,9 @@ import torch
 from coterie.analysis.lookup import checked_class, method_class
 from coterie.core.errors import CoterieError
 from coterie.core.method import AnyMethod
+from coterie.core.metric_scale import ACCURACY_SCALE, MetricScale
+from coterie.core.task import Classification, Task
+from coterie.core.tasks import TASKS, task_class
 from coterie.core.training import LocalTraining
 from coterie.core.validation import MappingReader
 from coterie.methods import METHODS
@@ -35,7 +38,11 @@ NEEDED: dict[str, dict[str, Any]] = {
         "partition": dict | None,
     },
 }
-OPTIONAL = {"client_names": tuple[str, ...], "ids": tuple[int, ...] | None}  # of data; ids: clients of a device
+OPTIONAL = {  # of data; ids: clients of a device
+    "client_names": tuple[str, ...],
+    "ids": tuple[int, ...] | None,
+    "label_shape": tuple[int, ...],
+}
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -67,10 +74,24 @@ def check_config(path: Path, config: Any) -> None:
         transform = MappingReader("data.transform.", data["transform"])
         for name in ("mean", "std"):
             transform.take(name, tuple[float, ...])
+        metric_of(config)
     except CoterieError as error:
         raise damaged(path, error) from None
     if not agrees(data):
         raise damaged(path, "the numbers of clients, classes and samples in data do not agree")
+
+
+def metric_of(config: Mapping[str, Any]) -> MetricScale:
+    """The primary metric of a run; accuracy where config.json names none."""
+    section = config.get("task")
+    found = section.get("metric") if isinstance(section, dict) else None
+    try:
+        metric = MetricScale(**found) if isinstance(found, dict) else ACCURACY_SCALE
+    except TypeError as error:
+        raise CoterieError(f"task.metric: {error}") from None
+    if not (isinstance(metric.name, str) and all(isinstance(part, bool) for part in metric[1:])):
+        raise CoterieError(f"task.metric is not a metric: {found}")
+    return metric
 
 
 def damaged(path: Path, why: object) -> CoterieError:
@@ -85,7 +106,7 @@ def agrees(data: Mapping[str, Any]) -> bool:
         min(whole) >= 0
         and len(data["train_sizes"]) == clients > 0
         and (ids is None or len(set(ids)) == len(ids) == clients)
-        and len(data["class_names"]) in (0, data["classes"])
+        and (not data["classes"] or len(data["class_names"]) in (0, data["classes"]))
         and len(names or ()) in (0, clients)
         and isinstance(getattr(torch, data["dtype"], None), torch.dtype)
     )
@@ -107,6 +128,19 @@ def made_method(section: Mapping[str, Any], own: str | type[AnyMethod] | None = 
         differ = ", ".join(sorted(known ^ set(settings)))
         raise CoterieError(f"{section['name']} has other settings now than when the run was made: {differ}")
     return kind(**settings | {"train": LocalTraining(**section["train"])})
+
+
+def made_task(section: Mapping[str, Any], classes: int, own: str | type[Task] | None = None) -> Task:
+    """The task that config.json describes. classes: of a run that names no task. own: as for methods."""
+    if not section:
+        return Classification(classes)
+    if own is None and section["class"] not in TASKS:
+        raise CoterieError(f"the task '{section['class']}' is not one of Coterie's")
+    kind = task_class(own) if own is not None else TASKS[section["class"]]
+    try:
+        return kind(**section["options"])
+    except TypeError as error:
+        raise CoterieError(f"task '{section['class']}' has other options than when the run was made: {error}") from None
 
 
 def as_tuples(value: Any) -> Any:

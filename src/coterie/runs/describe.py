@@ -15,6 +15,8 @@ from torch import Tensor
 from coterie.analysis.lookup import described
 from coterie.core import tree
 from coterie.core.data import FederatedData
+from coterie.core.task import Task
+from coterie.core.tasks import TASKS
 from coterie.core.version import VERSION
 from coterie.core.wrapper import innermost
 from coterie.data import describe_input, picture
@@ -43,6 +45,7 @@ def describe(
             "frozen_parameters": numbers(model.frozen),
             "start": checksum(model.initial, {}),
         },
+        "task": described_task(model.task),
         "federation": asdict(settings),
         "ran": {
             "backend": type(backend).__name__,
@@ -57,6 +60,16 @@ def describe(
     if isinstance(backend, LocalBackend):
         about["data"] = facts(backend.data) | {"new_content": newcomers and fingerprint(newcomers.data)}
     return {**about, **config}
+
+
+def described_task(task: Task) -> dict[str, Any]:
+    """The section `task` of config.json, from which an equal task is made."""
+    kind = type(task)
+    return {
+        "class": task.name if TASKS.get(task.name) is kind else f"{kind.__module__}:{kind.__qualname__}",
+        "options": task.options,
+        "metric": task.metric.scale._asdict(),
+    }
 
 
 def numbers(weights: object) -> int:
@@ -74,6 +87,7 @@ def facts(data: FederatedData) -> dict[str, Any]:
         "class_names": list(data.class_names),
         "client_names": list(data.client_names),
         "shape": list(data.shape),
+        "label_shape": list(data.label_shape),
         "dtype": str(data.train.x.dtype).removeprefix("torch."),
         "train_sizes": list(data.train.sizes),
         "test_sizes": list(data.test.sizes),
@@ -92,7 +106,9 @@ def fingerprint(data: FederatedData) -> str:
 
 
 def portrait(name: str, rule: str | None, counts: Tensor, names: Sequence[str]) -> str:
-    """An SVG of the class counts (m, K) of the clients."""
+    """An SVG of the class counts (m, K) of the clients; empty without classes."""
+    if not counts.shape[1]:
+        return ""
     title = f"{name}{f', {rule}' if rule else ''}: {len(counts)} clients, {int(counts.sum())} training samples"
     return picture(title, counts.numpy(), tuple(names) or tuple(map(str, range(counts.shape[1]))))
 
@@ -103,9 +119,10 @@ def number(value: float | None) -> float | None:
 
 
 def summarise(result: TrainedFederation) -> dict[str, Any]:
-    """The content of result.json; accuracies in 0..1."""
+    """The content of result.json; shares in 0..1."""
     return {
         "method": result.method.title,
+        "metric": result.model.task.metric.name,
         "outcomes": [
             {
                 "name": o.name,

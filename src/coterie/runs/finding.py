@@ -13,6 +13,7 @@ from torch import nn
 from coterie.analysis.outcomes import place, reference
 from coterie.core.errors import CoterieError
 from coterie.core.method import AnyMethod
+from coterie.core.task import Task
 from coterie.runs.config import check_config, read_config
 from coterie.runs.run import Run
 
@@ -25,12 +26,13 @@ def load_run(
     model: str | nn.Module | None = None,
     trust_code: bool = False,
     method: str | type[AnyMethod] | None = None,
+    task: str | type[Task] | None = None,
 ) -> Run:
     """Open a finished run by its folder, to use its models.
 
     model: the network, if it is not one of Coterie's: an object, or an import path package.module:Class.
     trust_code: import whatever code config.json names. Only for folders that you trust as you trust that code.
-    method: the method's class or its import path, if it is not one of Coterie's.
+    method, task: the class of each or its import path, if it is not one of Coterie's.
 
     >>> model = coterie.load_run("runs/hospitals").personal_model("basel")  # doctest: +SKIP
     """
@@ -41,7 +43,7 @@ def load_run(
         inner = started_in(path)
         hint = f"; it holds several runs, name one of them: {', '.join(p.name for p in inner)}" if inner else ""
         raise CoterieError(f"{path} is not a run folder{hint}")
-    config, run = read_config(path), Run(path, model, trust_code, method)
+    config, run = read_config(path), Run(path, model, trust_code, method, task)
     check_config(path, config)
     if "deployment" in config and "ids" not in config["data"]:
         raise CoterieError(

@@ -23,12 +23,12 @@ from coterie.federation.history import Round
 from coterie.federation.trained import TrainedFederation
 from coterie.runs.checkpoint_files import reason
 from coterie.runs.checksums import CHECKSUMS, FORMAT, GROWING, Changed, Checksum, GrowingTable, RunFiles, to_json
-from coterie.runs.config import read_config
+from coterie.runs.config import metric_of, read_config
 from coterie.runs.describe import summarise
 from coterie.runs.disk import check_tree, lock, open_inside, read_inside, sync, whole, writing
 from coterie.runs.matching import decisive, same
 from coterie.runs.model_files import SUMS, write_models
-from coterie.runs.tables import CLIENT_COLUMNS, class_rows, client_rows, columns_of, measures
+from coterie.runs.tables import class_rows, client_columns, client_rows, columns_of, measures
 
 log = logging.getLogger("coterie")
 EXTENDED = ("federation", "ending", "protection")  # sections that change when a run is extended
@@ -221,7 +221,8 @@ class Folder:
 
     def _tables(self) -> None:
         self._table("metrics.csv", [self.columns, *map(self._row, self.records)])
-        self._table("clients.csv", [CLIENT_COLUMNS, *(row for record in self.records for row in client_rows(record))])
+        header = client_columns(metric_of(self.config))
+        self._table("clients.csv", [header, *(row for record in self.records for row in client_rows(record))])
 
     def _table(self, name: str, rows: Iterable[list[Any]]) -> None:
         table = GrowingTable()

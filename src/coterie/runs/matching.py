@@ -10,7 +10,7 @@ from typing import Any
 from coterie.core.errors import CoterieError
 
 # Sections and settings by dotted name. The number of rounds and what follows from it may change: runs can be extended.
-DECISIVE = ("method", "protection", "encryption", "model", "data", "federation", "execution.precision",
+DECISIVE = ("method", "task", "protection", "encryption", "model", "data", "federation", "execution.precision",
          "execution.cohort", "execution.deterministic", "ran.backend", "ran.device", "ran.coterie",
          "ran.torch")  # fmt: skip
 FREE = ("federation.rounds", "protection.privacy")

@@ -23,6 +23,7 @@ from coterie.core.batch import Data
 from coterie.core.data import Transform
 from coterie.core.method import AnyMethod
 from coterie.core.model import Model
+from coterie.core.rehearsal import known_classes
 from coterie.federation.trained import TrainedFederation
 from coterie.runs.checksums import RunFiles
 from coterie.runs.disk import open_inside, read_inside, sync_all
@@ -77,9 +78,9 @@ class Client:
     name: str  # the number, if clients have no names
     samples: int  # for training
     classes: int  # with training samples
-    accuracy: float | None  # of its model, in 0..1; None: not tested
+    score: float | None  # of its model, by the metric of the run; None: not tested
     tested: int  # test samples
-    interval: tuple[float, float] | None  # Wilson's 95 % interval of the accuracy
+    interval: tuple[float, float] | None  # Wilson's 95 % interval, of metrics that count samples
     file: Path
     size: int  # bytes of the file
 
@@ -131,9 +132,9 @@ def client_form(method: AnyMethod, model: Model, server: Any, shape: tuple[int, 
     shape, dtype: of a raw sample.
     """
     down = method.server_send(server, torch.tensor(0))
-    x, y = torch.zeros(2, *shape, dtype=dtype), torch.tensor([0, model.classes - 1])
+    x, y = torch.zeros(2, *shape, dtype=dtype), model.task.example(model.label)
     rate = torch.ones((), dtype=model.mean.dtype)
-    data = Data(x, y, random.seed_key(0), rate, model.classes, Transform(), alone=True)
+    data = Data(x, y, random.seed_key(0), rate, known_classes(model), Transform(), alone=True)
     with torch.no_grad():
         state = method.client_init(model, data, method.server_welcome(server))
         return {"state": method.client_finish(model, state, down, data), "down": down}

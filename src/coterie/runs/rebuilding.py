@@ -11,8 +11,9 @@ from coterie.core.errors import CoterieError
 from coterie.core.importing import is_code, trusted, untrusted
 from coterie.core.method import AnyMethod
 from coterie.core.model import FROZEN, Model
+from coterie.core.task import Task
 from coterie.models import build_model
-from coterie.runs.config import made_method
+from coterie.runs.config import made_method, made_task
 
 if TYPE_CHECKING:
     from coterie.runs.run import Run
@@ -27,6 +28,15 @@ def rebuilt_method(run: Run) -> AnyMethod:
         return made_method(section, own)
 
 
+def rebuilt_task(run: Run) -> Task:
+    section, own = run.section("task"), run.own_task
+    if own is None and is_code(str(section.get("class", ""))):
+        trust(run, "task", section["class"])
+        own = section["class"]
+    with run.files.parsing("config.json"):
+        return made_task(section, run.classes, own)
+
+
 def rebuilt_model(run: Run) -> Model:
     """The network with the weights that all clients started from."""
     start = run.model_files.tensors("start.safetensors")
@@ -35,8 +45,8 @@ def rebuilt_model(run: Run) -> Model:
     dtype = next((t.dtype for t in start.values() if t.is_floating_point()), torch.float32)
     network, section = network_of(run), run.section("network")
     options = section.get("args") if isinstance(network, str) else None
-    sample, trained = (run.shape, run.dtype, run.classes, run.transform), section.get("train_only")
-    model = build_model(network, *sample, section["head"], run.settings.seed, options, train_only=trained)
+    sample, given = (run.shape, run.dtype, run.task, run.transform), (section["head"], run.settings.seed, options)
+    model = build_model(network, *sample, *given, run.label_shape, train_only=section.get("train_only"))
     model = model.to("cpu", dtype)
     if {name: t.shape for name, t in model.initial.items()} != {name: t.shape for name, t in initial.items()}:
         raise CoterieError(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,34 +16,26 @@ from coterie.core.errors import CoterieError
 from coterie.core.method import AnyMethod, Census
 from coterie.core.model import Model
 from coterie.core.names import client_name, client_number
-from coterie.data.partition import DAMAGED, Partition
+from coterie.core.task import Task
 from coterie.federation import History, Settings
-from coterie.federation.history import POINTS
 from coterie.models.personal import PersonalModel, make_personal_model
 from coterie.models.samples import ModelInfo
 from coterie.runs import tables
-from coterie.runs.checksums import Changed, OtherFormat, RunFiles
-from coterie.runs.config import as_tuples, read_object
-from coterie.runs.disk import Foreign, read_inside
-from coterie.runs.head_weights import HeadWeights, read_head_weights
+from coterie.runs.config import as_tuples
 from coterie.runs.model_files import Client, ModelFiles, client_file, client_form
-from coterie.runs.rebuilding import rebuilt_method, rebuilt_model
+from coterie.runs.rebuilding import rebuilt_method, rebuilt_model, rebuilt_task
+from coterie.runs.record import RunRecord, integer
 
-T = TypeVar("T")
-# What reports read.
-READ = ("config", "metrics_table", "client_table", "head_weights", "class_table", "picture", "result", "log")
 KEPT_AT = ("finished", "kept", "pre", "new_post")  # where the models that a run keeps are measured: the first found
 
 
-class Run:
-    """A run folder. Every file is read and verified when it is first needed.
+class Run(RunRecord):
+    """A run folder.
 
-    Any folder shows how its run went: `config`, `rounds`, `scores`, `result`, ... are empty where a file is missing or
-    unreadable, and `missing` says why. The rest (`method`, `history`, `clients`, `personal_model`, ...) is for finished
-    runs and raises errors that name the file.
+    Any folder shows how its run went, as far as its files can be read: `config`, `rounds`, `scores`, `result`, ... The
+    rest (`method`, `history`, `clients`, `personal_model`, ...) is for finished runs and raises errors that name the
+    file.
     """
-
-    reference = ""  # the outcome that the other runs of its comparison were tested against
 
     def __init__(
         self,
@@ -53,104 +43,11 @@ class Run:
         model: str | nn.Module | None = None,
         trust_code: bool = False,
         method: str | type[AnyMethod] | None = None,
+        task: str | type[Task] | None = None,
     ) -> None:
-        self.path, self.own_model, self.trust_code, self.own_method = Path(path), model, trust_code, method
-        self.files = RunFiles(self.path)
+        super().__init__(path)
+        self.own_model, self.trust_code, self.own_method, self.own_task = model, trust_code, method, task
         self.model_files = ModelFiles(self.files)
-        self._missing: dict[str, str] = {}  # file -> what is wrong with it
-
-    # What the folder says, as far as it can be read.
-
-    @cached_property
-    def config(self) -> Mapping[str, Any]:
-        return self._optional("config.json", read_object) or {}
-
-    @cached_property
-    def result(self) -> Mapping[str, Any] | None:
-        """None for a run that has not finished."""
-        return self._optional("result.json", read_object, always=False)
-
-    @cached_property
-    def metrics_table(self) -> tables.MetricsTable:
-        return self._optional("metrics.csv", tables.read_metrics) or tables.MetricsTable()
-
-    @cached_property
-    def rounds(self) -> Mapping[int, tables.Measures]:  # round -> its row of metrics.csv
-        return self.metrics_table.rounds
-
-    @cached_property
-    def client_table(self) -> tables.ClientTable:
-        return self._optional("clients.csv", tables.read_clients) or tables.ClientTable({}, {}, {})
-
-    @cached_property
-    def class_table(self) -> tables.ClassTable | None:
-        return self._optional("classes.csv", tables.read_classes)
-
-    @cached_property
-    def partition(self) -> Partition | None:
-        """None if the run was given data that were partitioned already."""
-        path = self.path / "partition.npz"
-        return self._optional(path.name, lambda content: Partition.read(io.BytesIO(content), path), always=False)
-
-    @cached_property
-    def head_weights(self) -> Sequence[HeadWeights]:
-        groups, clients = self.partition.groups if self.partition else (), integer(self.section("data").get("clients"))
-        read = lambda content: read_head_weights(content, self.client_table.trained, clients, groups)  # noqa: E731
-        return self._optional("reports.npz", read, always=False) or ()
-
-    @cached_property
-    def picture(self) -> str:
-        """SVG of the partition."""
-        return self._optional("partition.svg", read_text) or ""
-
-    @cached_property
-    def log(self) -> str:
-        return self._optional("log.txt", read_text, always=False, verified=False) or ""
-
-    @property
-    def missing(self) -> list[str]:
-        """What cannot be read, and why."""
-        for name in READ:
-            getattr(self, name)
-        return [f"{name} {problem}" for name, problem in self._missing.items()]
-
-    def section(self, name: str) -> Mapping[str, Any]:
-        """A section of the configuration; empty if it is not there."""
-        found = self.config.get(name)
-        return found if isinstance(found, dict) else {}
-
-    @property
-    def title(self) -> str:
-        """The method's name."""
-        return str(self.section("method").get("name") or self.path.name)
-
-    @property
-    def seed(self) -> int:
-        return integer(self.section("federation").get("seed"))
-
-    @property
-    def planned(self) -> int:
-        """The number of rounds that the run was started with."""
-        return integer(self.section("federation").get("rounds"))
-
-    @property
-    def scores(self) -> Mapping[str, Sequence[tables.Score]]:
-        """Point -> the test scores of clients when last measured."""
-        return self.client_table.last
-
-    @property
-    def measured(self) -> list[str]:
-        """Points of measurement."""
-        return [point for point in POINTS if self.curve(point)]
-
-    def curve(self, point: str, split: str = "", measure: str = "mean") -> list[tuple[float, float]]:
-        """(round, accuracy in percent). measure: mean over clients, worst10, ..., as in the columns of metrics.csv."""
-        column = f"{split}{point}_{measure}"
-        return [(number, 100 * row[column]) for number, row in self.rounds.items() if column in row]
-
-    def total(self, start: str) -> float:
-        """Sum over rounds of all columns that begin with this."""
-        return sum(v for row in self.rounds.values() for column, v in row.items() if column.startswith(start))
 
     # Clients and data.
 
@@ -195,7 +92,13 @@ class Run:
             return Transform.from_json(self.section("data")["transform"])
 
     @property
+    def label_shape(self) -> tuple[int, ...]:
+        """Of one label."""
+        return tuple(self.section("data").get("label_shape", ()))
+
+    @property
     def classes(self) -> int:
+        """K, if every sample has one class; otherwise 0."""
         return int(self.section("data")["classes"])
 
     @property
@@ -204,11 +107,14 @@ class Run:
 
     @cached_property
     def census(self) -> Census:
+        sizes = torch.tensor(self.section("data")["train_sizes"])
+        if not self.classes:
+            return Census(sizes, torch.zeros(len(sizes), 0, dtype=torch.int64))
         with self.files.parsing("classes.csv"):
             counts = tables.read_classes(self.files.read("classes.csv")).counts
             if len(counts) != len(self.numbers):
                 raise ValueError(f"{len(counts)} rows for {len(self.numbers)} clients")
-        return Census(torch.tensor(self.section("data")["train_sizes"]), torch.from_numpy(counts))
+        return Census(sizes, torch.from_numpy(counts))
 
     # Finished runs: what happened, and the models.
 
@@ -220,6 +126,10 @@ class Run:
     def settings(self) -> Settings:
         with self.files.parsing("config.json"):
             return Settings(**{name: as_tuples(value) for name, value in self.section("federation").items()})
+
+    @cached_property
+    def task(self) -> Task:
+        return rebuilt_task(self)
 
     @cached_property
     def model(self) -> Model:
@@ -237,7 +147,8 @@ class Run:
         if problem := self._missing.get("metrics.csv"):
             raise self.files.damaged("metrics.csv", problem)
         with self.files.parsing("clients.csv"):
-            return tables.read_history(metrics, self.files.read("clients.csv"), self.settings, len(self.numbers))
+            content = self.files.read("clients.csv")
+            return tables.read_history(metrics, content, self.settings, len(self.numbers), self.metric)
 
     @cached_property
     def clients(self) -> tuple[Client, ...]:
@@ -249,11 +160,11 @@ class Run:
         )
 
     def _client(self, number: int, samples: int, classes: int, score: tables.Score | None) -> Client:
-        correct, total = (score.correct, score.total) if score else (0, 0)
-        accuracy, interval = (correct / total, wilson(correct, total)) if total else (None, None)
+        interval = wilson(score.correct, score.total) if score and score.correct is not None else None
         file = client_file(number, max(self.numbers))
-        about = (number, self.client_name(number), samples, classes, accuracy, total, interval)
-        return Client(*about, self.path / "models" / file, self.model_files.size(file))
+        about = (number, self.client_name(number), samples, classes)
+        tested = (score.value if score else None, score.total if score else 0, interval)
+        return Client(*about, *tested, self.path / "models" / file, self.model_files.size(file))
 
     @cached_property
     def point(self) -> str | None:
@@ -277,24 +188,3 @@ class Run:
     def _form(self) -> Any:
         server = self.method.server_init(self.model, self.census)
         return client_form(self.method, self.model, server, self.shape, self.dtype)
-
-    def _optional(self, name: str, read: Callable[[bytes], T], always: bool = True, verified: bool = True) -> T | None:
-        """The file as read, or None. always: every run has it. verified: it has a checksum."""
-        try:
-            return read(self.files.read(name) if verified else read_inside(self.path, name))
-        except FileNotFoundError:
-            if always:
-                self._missing[name] = "is missing"
-        except (Changed, Foreign, OtherFormat):  # never shown
-            raise
-        except (*DAMAGED, CoterieError, csv.Error, RecursionError) as error:
-            self._missing[name] = f"cannot be read ({error})"
-        return None
-
-
-def read_text(content: bytes) -> str:
-    return content.decode("utf-8", "replace")
-
-
-def integer(value: Any) -> int:
-    return value if isinstance(value, int) else 0

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.core import random
+from coterie.core.metric_scale import MetricScale
 from coterie.execution import Scores
 from coterie.federation import History, Round, Settings
 from coterie.federation.history import POINTS, Summary
 
 PHASES = ("send", "train", "receive", "evaluate", "finish")
 COLUMNS = ["round", "participants", "left_out", "bytes_up", "bytes_down", *(f"seconds_{phase}" for phase in PHASES)]
-CLIENT_COLUMNS = ["round", "client", "point", "split", "correct", "total", "accuracy", "loss"]
 Measures = dict[str, float]  # column of metrics.csv -> value, if it has one
 
 
@@ -35,12 +35,9 @@ class Score(NamedTuple):
     """One client at one point of measurement."""
 
     client: int
-    correct: int
-    total: int  # at least 1
-
-    @property
-    def percent(self) -> float:
-        return 100 * self.correct / self.total
+    value: float  # of the run's metric
+    total: int  # samples, at least 1
+    correct: int | None = None  # samples, if the metric is their share
 
 
 class ClientTable(NamedTuple):
@@ -80,15 +77,29 @@ def measures(record: Round) -> dict[str, Any]:
     }
     for point, split in record.scores:
         summary = record.summary(point, split)._asdict()  # NaN if no client has samples: an empty cell
-        row |= {f"{prefix(split)}{point}_{name}": round(v, 6) for name, v in summary.items() if not math.isnan(v)}
+        stored = {name: record.metric.stored(v) for name, v in summary.items() if not math.isnan(v)}
+        row |= {f"{prefix(split)}{point}_{name}": value for name, value in stored.items()}
     return row
 
 
+def client_columns(metric: MetricScale) -> list[str]:
+    """The columns of clients.csv. Accuracy comes with the number of correct samples."""
+    counts = ["correct"] * metric.counts
+    return ["round", "client", "point", "split", *counts, "total", metric.name, "loss"]
+
+
 def client_rows(record: Round) -> list[list[Any]]:
+    metric = record.metric
+
+    def values(weighted: float, total: int, loss: float) -> list[Any]:
+        value = weighted / max(total, 1)
+        counts = [int(weighted)] if metric.counts else []
+        return [*counts, total, metric.stored(value) if math.isfinite(value) else "", metric.stored(loss)]
+
     return [
-        [record.number, client, point, split, int(correct), total, round(correct / max(total, 1), 6), round(loss, 6)]
+        [record.number, client, point, split, *values(weighted, total, loss)]
         for (point, split), scores in record.scores.items()
-        for client, correct, total, loss in zip(*(column.tolist() for column in scores), strict=True)
+        for client, weighted, total, loss in zip(*(column.tolist() for column in scores), strict=True)
     ]
 
 
@@ -134,7 +145,15 @@ def finite(text: str | float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def read_clients(content: bytes) -> ClientTable:
+def score_of(row: Mapping[str, str], metric: MetricScale) -> Score:
+    client, total = int(row["client"]), int(row["total"])
+    if metric.counts:
+        correct = int(row["correct"])
+        return Score(client, correct / total, total, correct)
+    return Score(client, float(row[metric.name]), total)
+
+
+def read_clients(content: bytes, metric: MetricScale) -> ClientTable:
     last, measured, trained = dict[str, list[Score]](), dict[str, int](), dict[int, list[int]]()
     for row in rows_of(content):
         if row["split"] != "test":
@@ -144,8 +163,8 @@ def read_clients(content: bytes) -> ClientTable:
             trained.setdefault(number, []).append(client)
         if measured.get(point) != number:
             measured[point], last[point] = number, []
-        if int(row["total"]):  # a client without samples has no accuracy
-            last[point].append(Score(client, int(row["correct"]), int(row["total"])))
+        if int(row["total"]) and row[metric.name]:  # a client without samples has no score
+            last[point].append(score_of(row, metric))
     return ClientTable(last, measured, trained)
 
 
@@ -157,12 +176,14 @@ def read_classes(content: bytes) -> ClassTable:
     return ClassTable(tuple(header[1:]), counts)
 
 
-def read_history(metrics: MetricsTable, scores: bytes, settings: Settings, num_clients: int) -> History:
+def read_history(
+    metrics: MetricsTable, scores: bytes, settings: Settings, num_clients: int, metric: MetricScale
+) -> History:
     """The rounds as they were recorded, without the method's reports. scores: content of clients.csv."""
     measured: dict[tuple[int, str, str], list[dict[str, str]]] = {}
     for row in rows_of(scores):
         measured.setdefault((int(row["round"]), row["point"], row["split"]), []).append(row)
-    return History(read_round(row, measured, settings, num_clients) for row in metrics.rows)
+    return History(read_round(row, measured, settings, num_clients, metric) for row in metrics.rows)
 
 
 def read_round(
@@ -170,6 +191,7 @@ def read_round(
     measured: Mapping[tuple[int, str, str], list[dict[str, str]]],
     settings: Settings,
     num_clients: int,
+    metric: MetricScale,
 ) -> Round:
     number, count = int(row["round"]), int(row["participants"])
     found = [
@@ -183,15 +205,17 @@ def read_round(
         number,
         random.participants(settings.seed, number - 1, num_clients, count) if drawn else torch.arange(count),
         tuple(map(int, row["left_out"].split())),
-        {(point, split): read_scores(measured[number, point, split]) for point, split in found},
+        {(point, split): read_scores(measured[number, point, split], metric) for point, split in found},
         int(row["bytes_up"]),
         int(row["bytes_down"]),
         {phase: float(row[f"seconds_{phase}"]) for phase in PHASES if row.get(f"seconds_{phase}")},
+        metric=metric,
     )
 
 
-def read_scores(rows: Sequence[Mapping[str, str]]) -> Scores:
-    clients, correct, total = (
-        torch.tensor([int(row[name]) for row in rows]) for name in ("client", "correct", "total")
-    )
-    return Scores(clients, correct.double(), total, torch.tensor([float(row["loss"]) for row in rows]).double())
+def read_scores(rows: Sequence[Mapping[str, str]], metric: MetricScale) -> Scores:
+    clients, total = (torch.tensor([int(row[name]) for row in rows]) for name in ("client", "total"))
+    column = "correct" if metric.counts else metric.name
+    value = torch.tensor([float(row[column] or "nan") for row in rows], dtype=torch.float64)
+    weighted = value if metric.counts else torch.where(total > 0, value * total, 0.0)
+    return Scores(clients, weighted, total, torch.tensor([float(row["loss"]) for row in rows]).double())

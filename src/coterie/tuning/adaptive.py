@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from coterie.core.errors import CoterieError
+from coterie.core.metric_scale import ACCURACY_SCALE, MetricScale
 from coterie.tuning.schedule import BudgetSpent, Job, Schedule, SearchBudget, Stage, Trial, halving
 from coterie.tuning.space import Candidate, Space, Span
 
@@ -45,9 +47,10 @@ class Adaptive(Schedule):
         *,
         seed: int,
         eta: int | None = None,
+        metric: MetricScale = ACCURACY_SCALE,
     ) -> None:
         stages = [Stage(count, rounds)] if eta is None else halving(count, rounds, eta)
-        super().__init__([], stages, seeds, budget)
+        super().__init__([], stages, seeds, budget, metric)
         self.space, self.count, self.seed, self.eta = space, count, seed, eta
 
     def run(self, train: Callable[[Job], Trial], dropped: Callable[[int], None] = lambda candidate: None) -> None:
@@ -90,17 +93,18 @@ class Adaptive(Schedule):
         self.candidates.append(settings)
 
     def score(self, number: int, trial: optuna.Trial, train: Callable[[Job], Trial]) -> float:
-        """Train a candidate stage by stage until it fails or is pruned. The score of one that failed is 0."""
-        mean = 0.0
+        """Train a candidate stage by stage until it fails or is pruned. One that failed has the worst score."""
+        worst = 0.0 if self.metric.share and self.metric.higher else -sys.float_info.max
+        merit = worst
         for k, stage in enumerate(self.stages):
             self.train(number, stage.rounds, train)
             if self.failed(number):
-                return 0.0
-            mean = self.mean(number, stage.rounds)
-            trial.report(mean, (self.eta or 1) ** k)
+                return worst
+            merit = self.merit(number, stage.rounds)
+            trial.report(merit, (self.eta or 1) ** k)
             if k + 1 < len(self.stages) and trial.should_prune():
                 break
-        return mean
+        return merit
 
 
 def distribution(values: list[Any] | Span) -> optuna.distributions.BaseDistribution:

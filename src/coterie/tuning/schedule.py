@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from coterie.core.errors import CoterieError
+from coterie.core.metric_scale import ACCURACY_SCALE, MetricScale
 from coterie.tuning.space import Candidate
 
 
@@ -28,7 +29,7 @@ class Trial(NamedTuple):
     """The outcome of a job."""
 
     job: Job
-    accuracy: float | None  # mean over clients on the validation samples, in 0..1; None: training diverged
+    score: float | None  # mean over clients on the validation samples; None: training diverged
     reached: int  # completed rounds, including those of earlier stages
     seconds: float  # since the stage before
     failed: str | None = None  # why
@@ -59,8 +60,14 @@ class Schedule(ABC):
     """The trials of a search. Decisions depend on trials only, so a resumed search makes the same ones."""
 
     def __init__(
-        self, candidates: list[Candidate], stages: Sequence[Stage], seeds: Sequence[int], budget: SearchBudget
+        self,
+        candidates: list[Candidate],
+        stages: Sequence[Stage],
+        seeds: Sequence[int],
+        budget: SearchBudget,
+        metric: MetricScale = ACCURACY_SCALE,
     ) -> None:
+        self.metric = metric  # what scores are of
         self.candidates, self.stages, self.seeds, self.budget = candidates, stages, seeds, budget
         self.trials: dict[Job, Trial] = {}
         self.recorded: dict[int, Candidate] = {}  # candidates of an earlier call
@@ -114,14 +121,15 @@ class Schedule(ABC):
         return next(found, None)
 
     def scores(self, candidate: int, rounds: int) -> dict[int, float]:
-        """Seed -> accuracy; empty unless all seeds have one."""
+        """Seed -> score; empty unless all seeds have one."""
         found = [self.trials.get(Job(candidate, seed, rounds)) for seed in self.seeds]
-        scores = {t.job.seed: t.accuracy for t in found if t is not None and t.accuracy is not None}
+        scores = {t.job.seed: t.score for t in found if t is not None and t.score is not None}
         return scores if len(scores) == len(self.seeds) else {}
 
-    def mean(self, candidate: int, rounds: int) -> float:
+    def merit(self, candidate: int, rounds: int) -> float:
+        """The mean score over seeds, negative where smaller scores are better."""
         scores = self.scores(candidate, rounds)
-        return sum(scores.values()) / len(scores)
+        return (1 if self.metric.higher else -1) * sum(scores.values()) / len(scores)
 
 
 class Stages(Schedule):
@@ -137,7 +145,7 @@ class Stages(Schedule):
                 self.untried = self.left(active, stage.rounds)
                 self.later = [f"then the best {s.candidates} with {s.rounds} rounds" for s in self.stages[k + 1 :]]
                 return
-            ranked = sorted((c for c in active if not self.failed(c)), key=lambda c: -self.mean(c, stage.rounds))
+            ranked = sorted((c for c in active if not self.failed(c)), key=lambda c: -self.merit(c, stage.rounds))
             promoted = ranked[: self.stages[k + 1].candidates] if k + 1 < len(self.stages) else []
             for candidate in active:
                 if candidate not in promoted:

@@ -24,6 +24,7 @@ from coterie.data.gather import folded
 from coterie.federation.history import POINTS
 from coterie.methods import VARIANTS
 from coterie.runs.checkpoint_files import checksum
+from coterie.runs.describe import described_task
 from coterie.runs.disk import check_tree, lock, read_inside, whole, writing
 from coterie.runs.finding import discard_unstarted, is_complete, new_folder, open_run
 from coterie.runs.matching import dotted, same
@@ -62,7 +63,7 @@ def tune(
     config: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Tuned:
-    """Search the settings of a method by accuracy on validation samples; test samples are not used to choose.
+    """Search the settings of a method by its score on validation samples; test samples are not used to choose.
 
     Args:
         method: a name or a method.
@@ -98,13 +99,15 @@ def tune(
     tried = corners(space) if search in ADAPTIVE else candidates(space, search, trials, search_seed)
     check(task, tried)
     limits = seeds_from(first, seeds), budget(budget_rounds, budget_minutes)
+    metric = data.task.metric.scale
     schedule: Schedule
     if search in ADAPTIVE:
         halved = eta if search == "asha" else None
-        schedule = Adaptive(space, trials or TRIALS, task.rounds, *limits, seed=search_seed, eta=halved)
+        schedule = Adaptive(space, trials or TRIALS, task.rounds, *limits, seed=search_seed, eta=halved, metric=metric)
     else:
         stages = [Stage(len(tried), task.rounds)]
-        schedule = Stages(tried, halving(len(tried), task.rounds, eta) if search == "halving" else stages, *limits)
+        stages = halving(len(tried), task.rounds, eta) if search == "halving" else stages
+        schedule = Stages(tried, stages, *limits, metric)
     question = about(task, first) | {"over": space, "search": search, "trials": trials, "search seed": search_seed}
     question |= {"eta": eta, "seed": first, "seeds": seeds, "validation": validation}
     question |= {"optuna": optuna_version()} if search in ADAPTIVE else {}  # proposals depend on the version
@@ -124,8 +127,9 @@ def tune(
         share = validation if data.validation is None else None
         left = untried(schedule)
         tuned = Tuned(
-            task.title, data.name, data.num_clients, task.point, share, schedule.seeds, standings, left, folder, test
-        )
+            task.title, data.name, data.num_clients, task.point, share, schedule.seeds, standings, left, folder, test,
+            metric,
+        )  # fmt: skip
         write(folder / "tuned.json", tuned.as_dict())
     return tuned
 
@@ -184,6 +188,7 @@ def about(task: SearchTask, seed: int) -> dict[str, Any]:
         "rounds": task.rounds,
         "settings": task.settings,
         "data": fingerprint(task.data),
+        "task": described_task(task.data.task),
         "model": checksum(tree.flatten(task.network(seed).start), {}),
         "precision": task.how.precision,
     }

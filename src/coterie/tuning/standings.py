@@ -10,6 +10,7 @@ from typing import Any
 from coterie.analysis.comparison import spread_text
 from coterie.analysis.significance import Spread
 from coterie.analysis.tables import TextTable
+from coterie.core.metric_scale import ACCURACY_SCALE, MetricScale
 from coterie.federation.history import POINTS
 from coterie.tuning.schedule import Schedule
 from coterie.tuning.space import Candidate, shown
@@ -21,14 +22,14 @@ UNBIASED = "measured once, after the choice, so the choice does not bias it"
 class Standing:
     number: int  # of the candidate
     settings: Candidate
-    accuracies: dict[int, float]  # seed -> accuracy on the validation samples, in 0..1; empty if training diverged
+    scores: dict[int, float]  # seed -> score on the validation samples; empty if training diverged
     rounds: int
     seconds: float  # of all its trials
     failed: str | None  # why
 
     @property
     def spread(self) -> Spread | None:
-        return Spread.of(list(self.accuracies.values())) if self.accuracies else None
+        return Spread.of(list(self.scores.values())) if self.scores else None
 
     def as_dict(self) -> dict[str, Any]:
         mean, std = self.spread[:2] if self.spread else (None, None)
@@ -36,7 +37,7 @@ class Standing:
             "settings": self.settings,
             "mean": mean,
             "std": std,
-            "accuracies": {str(seed): accuracy for seed, accuracy in self.accuracies.items()},
+            "scores": {str(seed): score for seed, score in self.scores.items()},
             "rounds": self.rounds,
             "seconds": round(self.seconds, 2),
             "failed": self.failed,
@@ -57,6 +58,7 @@ class Tuned:
     untried: Sequence[str]  # because the budget was spent
     folder: Path
     test: dict[str, Any] | None  # mean, std, ... over clients, of the final run with the best settings
+    metric: MetricScale = ACCURACY_SCALE
 
     @property
     def best(self) -> Candidate:
@@ -67,6 +69,7 @@ class Tuned:
             "method": self.title,
             "data": self.data,
             "clients": self.clients,
+            "metric": self.metric.name,
             "measured": POINTS[self.point],
             "validation": self.share,
             "seeds": list(self.seeds),
@@ -81,11 +84,11 @@ class Tuned:
         share = "validation samples of their own" if self.share is None else f"{100 * self.share:g} % of the training"
         over = f"; mean ± standard deviation of {len(self.seeds)} seeds" if len(self.seeds) > 1 else ""
         note = (
-            f"validation: percent, mean over clients on {share} samples, after the last round, {POINTS[self.point]}"
-            f"{over}. No test sample was used."
+            f"validation: {self.metric.heading}, mean over clients on {share} samples, after the last round, "
+            f"{POINTS[self.point]}{over}. No test sample was used."
         )
         rows = [
-            [str(rank), shown(s.settings), cell(s), str(s.rounds), f"{s.seconds:.1f}"]
+            [str(rank), shown(s.settings), cell(s, self.metric), str(s.rounds), f"{s.seconds:.1f}"]
             for rank, s in enumerate(self.standings, 1)
         ]
         return TextTable(
@@ -102,25 +105,26 @@ class Tuned:
             lines.append(f"The budget ended the search. Not tried: {'; '.join(self.untried)}")
         if self.test is not None:
             lines.append(
-                f"Test accuracy of the best setting, trained on all training samples with seed {self.seeds[0]}: "
-                f"{100 * self.test['mean']:.2f} ({UNBIASED})"
+                f"Test {self.metric.words} of the best setting, trained on all training samples with seed "
+                f"{self.seeds[0]}: {self.metric.number(self.test['mean'])} ({UNBIASED})"
             )
         return lines
 
 
-def cell(standing: Standing) -> str:
-    return spread_text([100 * a for a in standing.accuracies.values()]) if standing.accuracies else "failed"
+def cell(standing: Standing, metric: MetricScale) -> str:
+    return spread_text(list(standing.scores.values()), metric) if standing.scores else "failed"
 
 
 def ranked(schedule: Schedule) -> list[Standing]:
-    """Candidates by rounds trained, then by accuracy; only those measured with all seeds, or failed."""
+    """Candidates by rounds trained, then by score; only those measured with all seeds, or failed."""
     found = [standing(schedule, number, settings) for number, settings in enumerate(schedule.candidates)]
+    sign = -1 if schedule.metric.higher else 1
+
+    def order(standing: Standing) -> tuple[bool, int, float]:
+        mean = standing.spread.mean if standing.spread else 0.0
+        return standing.failed is not None, -standing.rounds, sign * mean
+
     return sorted((s for s in found if s is not None), key=order)
-
-
-def order(standing: Standing) -> tuple[bool, int, float]:
-    mean = standing.spread.mean if standing.spread else 0.0
-    return standing.failed is not None, -standing.rounds, -mean
 
 
 def standing(schedule: Schedule, number: int, settings: Candidate) -> Standing | None:

@@ -40,7 +40,7 @@ class SearchTask:
 
     method: str | AnyMethod
     title: str
-    point: str  # where the method's accuracy is measured
+    point: str  # where the method's scores are measured
     model: str | nn.Module | Model
     head: str | None
     data: FederatedData  # its test samples are the validation samples
@@ -179,14 +179,14 @@ def train(
 
 
 def last(history: History, point: str) -> float:
-    """The accuracy after the last round."""
-    accuracy = history.curve(point)[-1][1]
-    if math.isnan(accuracy):
+    """The score after the last round."""
+    score = history.curve(point)[-1][1]
+    if math.isnan(score):
         raise CoterieError(
             "no client that was measured after the last round has validation samples; use a larger --validation share, "
             "or --full-last-round"
         )
-    return accuracy
+    return score
 
 
 def usable(checkpoint: Path, rounds: int) -> bool:

@@ -14,7 +14,7 @@ from coterie.runs.tables import PHASES
 
 
 def communication(runs: Sequence[Run]) -> Markup:
-    """Megabytes sent, and accuracy over megabytes."""
+    """Megabytes sent, and scores over megabytes."""
     found = [own for own in named(runs) if own.run.total("bytes_")]
     if not found:
         return join()
@@ -28,12 +28,12 @@ def communication(runs: Sequence[Run]) -> Markup:
                    tag("figcaption", "All clients together; up: to the server, down: to the clients."))]  # fmt: skip
     bought = [Series(e.name, points, e.look) for e in entries(runs) if (points := against_bytes(e))]
     if bought:
-        chart = charts.lines(
-            "Accuracy and megabytes", "Accuracy over megabytes sent", bought, "MB sent", "mean accuracy, %", 100
-        )
-        caption = "Accuracy over all data sent up to that round."
+        metric = runs[0].metric
+        title, about = f"{metric.title} and megabytes", f"{metric.title} over megabytes sent"
+        chart = charts.lines(title, about, bought, "MB sent", f"mean {metric.heading}", metric.most)
+        caption = f"{metric.title} over all data sent up to that round."
         figures.append(
-            tag("figure", tag("h3", "Accuracy for traffic"), chart, legend(bought), tag("figcaption", caption))
+            tag("figure", tag("h3", f"{metric.title} for traffic"), chart, legend(bought), tag("figcaption", caption))
         )
     rows = [
         [name, *(f"{v / 1e6:.2f}" for v in (run.total("bytes_up"), run.total("bytes_down"), run.total("bytes_")))]

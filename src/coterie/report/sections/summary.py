@@ -54,13 +54,15 @@ def tiles(found: Sequence[Reported]) -> Markup:
     """The main numbers of one run as tiles."""
     made = []
     for entry in found:
-        numbers = last(entry)
+        numbers, metric = last(entry), entry.run.metric
+        unit, points = " %" * metric.share, "points, " * metric.share
         forms = {
-            "mean": ("{:.1f} %", f"{entry.label}: mean accuracy over clients"),
-            "worst10": ("{:.1f} %", f"mean of the worst 10 % of clients{worst_words(entry)}"),
-            "std": ("± {:.1f}", "points, standard deviation over clients"),
+            "mean": (f"{{}}{unit}", f"{entry.label}: mean {metric.words} over clients"),
+            "worst10": (f"{{}}{unit}", f"mean of the worst 10 % of clients{worst_words(entry)}"),
+            "std": ("± {}", f"{points}standard deviation over clients"),
         }
-        made += [(form.format(100 * numbers[key]), words) for key, (form, words) in forms.items() if key in numbers]
+        shown = {key: metric.number(value, 1) for key, value in numbers.items() if key in forms}
+        made += [(form.format(shown[key]), words) for key, (form, words) in forms.items() if key in shown]
     if found:
         run = found[0].run
         made += [(size(run.total("bytes_")), "sent, up and down"), (duration(run.total("seconds_")), "of computing")]
@@ -97,10 +99,11 @@ def comparison_tables(group: Sequence[Reported]) -> Markup:
     """Tables that compare methods on the same data."""
     found = [outcome(entry) for entry in group]
     clients = max(len(o["clients"]) for o in found)
-    accuracies, *tests = Comparison(found, dataset(group[0].run)[0], clients, reference(group)).text_tables()
-    spent = [cell([o for o in found if o["method"] == row[0]], "seconds", 1) for row in accuracies.rows]
-    rows = [[*row, seconds] for row, seconds in zip(accuracies.rows, spent, strict=True)]
-    made = [table(accuracies.title, [*accuracies.header, "seconds"], rows), paragraph(accuracies.note, class_="small")]
+    name, metric = dataset(group[0].run)[0], group[0].run.metric
+    scores, *tests = Comparison(found, name, clients, reference(group), metric=metric).text_tables()
+    spent = [cell([o for o in found if o["method"] == row[0]], "seconds") for row in scores.rows]
+    rows = [[*row, seconds] for row, seconds in zip(scores.rows, spent, strict=True)]
+    made = [table(scores.title, [*scores.header, "seconds"], rows), paragraph(scores.note, class_="small")]
     for test in tests:
         if test.rows:
             made += [table(test.title, test.header, test.rows), paragraph(test.note, class_="small")]
@@ -121,32 +124,31 @@ def outcome(entry: Reported) -> dict[str, Any]:
         "method": entry.label,
         "seed": run.seed,
         **last(entry),
-        **{p: curve[-1][1] / 100 for p in ("pre", "post", "global", *NEW) if (curve := run.curve(p))},
+        **{p: curve[-1][1] / run.metric.factor for p in ("pre", "post", "global", *NEW) if (curve := run.curve(p))},
         "best_by_validation": next((v for v in chosen if isinstance(v, float)), None),
         "megabytes": run.total("bytes_") / 1e6,
         "seconds": run.total("seconds_"),
         "content": str(run.section("data").get("content") or dataset(run)[1]),
         "clients": [s.client for s in scores],
-        "accuracies": [s.percent / 100 for s in scores],
+        "scores": [s.value for s in scores],
     }
 
 
 def all_clients(found: Sequence[Reported]) -> Markup:
     rows = [
-        ChartRow(e.name, [s.percent for s in scores], [tip(e, s) for s in scores])
+        ChartRow(e.name, [e.run.metric.factor * s.value for s in scores], [tip(e, s) for s in scores])
         for e in found
         if (scores := e.run.scores.get(e.point))
     ]
     if not rows:
         return join()
-    drawn = charts.strips(
-        "Accuracy of every client",
-        "; ".join(f"{r.name}: {min(r.values):.1f} to {max(r.values):.1f} percent" for r in rows),
-        rows,
-        "accuracy on the client's test samples, %",
-    )
+    metric = found[0].run.metric
+    unit = " percent" * metric.share
+    ranges = [f"{r.name}: {metric.written(min(r.values), 1)} to {metric.written(max(r.values), 1)}{unit}" for r in rows]
+    axis = f"{metric.words} on the client's test samples{', %' * metric.share}"
+    drawn = charts.strips(f"{metric.title} of every client", "; ".join(ranges), rows, axis, metric)
     caption = (
         "Each stroke is a client, darker where several coincide; the diamond is the mean. "
-        "The clients with the lowest accuracy are on the left."
+        f"The clients with the lowest {metric.words} are on the left."
     )
     return figure(caption, drawn, class_="strips")

@@ -17,7 +17,6 @@ from coterie.runs.disk import read_inside, whole, writing
 
 log = logging.getLogger("coterie")
 MARKS = "tracking.json"  # in the run folder: the run's id in each tracker
-NAMES = {"mean": "accuracy", "loss": "loss"}  # of Summary's fields; others are accuracy_std, ...
 Values = Mapping[str, float]
 
 
@@ -116,14 +115,19 @@ def values_of(record: Round) -> dict[str, float]:
         where = point if split == "test" else f"{split}_{point}"
         for name, value in record.summary(point, split)._asdict().items():
             if not math.isnan(value):  # no client has samples
-                found[f"{where}/{NAMES.get(name, f'accuracy_{name}')}"] = value
+                found[f"{where}/{name_of(record.metric.name, name)}"] = value
     return found
+
+
+def name_of(metric: str, field: str) -> str:
+    """The name of a field of Summary, such as accuracy or accuracy_worst10."""
+    return {"mean": metric, "loss": "loss"}.get(field, f"{metric}_{field}")
 
 
 def outcome_values(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """The final values, by names such as outcome/FedPAC/accuracy."""
     for outcome in result["outcomes"]:
-        last = {NAMES.get(name, f"accuracy_{name}"): value for name, value in outcome["last"].items()}
+        last = {name_of(result["metric"], name): value for name, value in outcome["last"].items()}
         best = {name: outcome[name] for name in ("best_on_test", "best_by_validation")}
         for name, value in (last | best).items():
             if value is not None:
