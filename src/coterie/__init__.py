@@ -26,9 +26,13 @@ if TYPE_CHECKING:
     from coterie.core.errors import CoterieError
     from coterie.core.losses import cross_entropy
     from coterie.core.method import Census, Method
+    from coterie.core.metric_scale import MetricScale
+    from coterie.core.metrics import Metric, OutputMetric, SummedMetric
     from coterie.core.model import Model, Weights
     from coterie.core.optimizers import Adagrad, Adam, AdamW, Optimizer, Sgd
     from coterie.core.steps import fold
+    from coterie.core.task import Classification, Task
+    from coterie.core.tasks import MultiLabel, NextToken, Regression, Segmentation
     from coterie.core.training import LocalTraining
     from coterie.core.tree import Tree
     from coterie.data.user import clients_from
@@ -109,8 +113,12 @@ _HOMES = {  # module -> what it has of ours; imported when first used, so that `
     "coterie.core.errors": ("CoterieError",),
     "coterie.core.losses": ("cross_entropy",),
     "coterie.core.method": ("Census", "Method"),
+    "coterie.core.metric_scale": ("MetricScale",),
+    "coterie.core.metrics": ("Metric", "OutputMetric", "SummedMetric"),
     "coterie.core.model": ("Model", "Weights"),
     "coterie.core.optimizers": ("Adagrad", "Adam", "AdamW", "Optimizer", "Sgd"),
+    "coterie.core.task": ("Classification", "Task"),
+    "coterie.core.tasks": ("MultiLabel", "NextToken", "Regression", "Segmentation"),
     "coterie.core.training": ("LocalTraining",),
     "coterie.core.steps": ("fold",),
     "coterie.core.tree": ("Tree",),
@@ -156,6 +164,7 @@ __all__ = [
     "AdamW",
     "Batch",
     "Census",
+    "Classification",
     "Comparison",
     "CoterieError",
     "Data",
@@ -206,16 +215,25 @@ __all__ = [
     "Local",
     "LocalTraining",
     "Method",
+    "Metric",
+    "MetricScale",
     "Model",
+    "MultiLabel",
+    "NextToken",
     "Optimizer",
     "PerFedAvg",
+    "OutputMetric",
     "Protection",
+    "Regression",
     "Result",
     "Round",
     "Safety",
+    "Segmentation",
     "Settings",
     "Sgd",
     "SuPerFed",
+    "SummedMetric",
+    "Task",
     "Tree",
     "Weights",
     "__version__",

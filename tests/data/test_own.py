@@ -477,7 +477,7 @@ def test_check_names_file_and_row(tmp_path: Path) -> None:
     ("change", "told"),
     [
         ({"y": np.array([0, 1, -1, 5] * 5)}, "label out of range"),
-        ({"y": np.array([0, 1, 0.5, 1] * 5)}, "target that is not a class"),
+        ({"y": np.array([0, 0.5, np.nan, 1] * 5)}, "target that is missing or infinite"),
         ({"y": np.array([0, 1, np.nan, 1] * 5)}, "no label"),
         ({"y": np.array([0, 1, 2, 9] * 5), "classes": np.array(["a", "b", "c"])}, "label out of range"),
         ({"x": np.full((20, 2), np.nan)}, "missing values"),
@@ -570,7 +570,7 @@ def hostile(folder: Path) -> dict[str, Callable[[Path], object]]:
         "many.npz": lambda p: np.savez(p, x=np.zeros((5, 2)), y=np.arange(5) * 10**12, client=np.zeros(5)),
         "header.csv": lambda p: p.write_text("a,client,label\n"),
         "unlabelled.npz": lambda p: np.savez(p, x=np.zeros((5, 2)), y=np.full(5, np.nan), client=np.zeros(5)),
-        "regression.csv": lambda p: p.write_text("a,client,y\n" + "".join(f"{i},c,{i}.5\n" for i in range(9))),
+        "gaps.csv": lambda p: p.write_text("a,client,y\n" + "".join(f"{i},c,{i}.5\n" for i in range(9)) + "9,c,\n"),
         "texts.csv": lambda p: p.write_text("a,client,y\n" + "".join(f"{i},c,t{i}\n" for i in range(10_001))),
         "esc\x1b[31m.bin": lambda p: p.write_bytes(b"x"),
         "other.bin": lambda p: p.write_bytes(b"hello"),

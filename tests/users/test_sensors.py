@@ -178,22 +178,33 @@ def test_bytes_of_a_series_are_not_divided(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("y", "seen"),
+    ("y", "task"),
     [
-        (np.zeros((8, 5), np.int64), r"int64, shape \(8, 5\): several labels"),
-        (np.zeros((8, 4, 4), np.uint8), r"uint8, shape \(8, 4, 4\): masks"),
-        (np.linspace(0, 1, 8), r"0.142857 \(labels of type float64, shape \(8,\)\)"),
-        (np.array([1j] * 8), r"complex128, shape \(8,\)"),
+        (np.eye(5, dtype=np.int64)[np.arange(8) % 5], "multi-label"),
+        (np.zeros((8, 4, 4), np.uint8), "segmentation"),
+        (np.linspace(0, 1, 8), "regression"),
+        (np.arange(24).reshape(8, 3), "regression"),
+        (np.arange(8.0), "classification"),
     ],
 )
-def test_other_targets_are_refused_with_what_was_seen(tmp_path: Path, y: Any, seen: str) -> None:
+def test_the_task_is_guessed_from_the_labels(tmp_path: Path, y: Any, task: str) -> None:
     x = np.random.default_rng(0).normal(size=(8, 3, 20)).astype(np.float32)
     np.savez(tmp_path / "a.npz", x=x, y=y, client=np.arange(8) // 4)
-    with pytest.raises(CoterieError, match=f"{seen}.*one label per sample|one label per sample.*{seen}"):
-        coterie.load_clients(str(tmp_path / "a.npz"))
+    assert coterie.load_clients(str(tmp_path / "a.npz")).task.name == task
     pairs = [list(zip(x[:4], y[:4], strict=True)), list(zip(x[4:], y[4:], strict=True))]
-    with pytest.raises(CoterieError, match="one label per sample"):
-        coterie.clients_from(pairs)
+    assert coterie.clients_from(pairs).task.name == task
+    with pytest.raises(CoterieError, match=r"labels of type|fit no task|is text|not a class|one class per sample"):
+        coterie.clients_from(pairs, task="classification" if task != "classification" else "segmentation")
+
+
+def test_labels_that_fit_no_task_are_refused_with_what_was_seen(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(8, 3, 20)).astype(np.float32)
+    np.savez(tmp_path / "a.npz", x=x, y=np.array([1j] * 8), client=np.arange(8) // 4)
+    with pytest.raises(CoterieError, match=r"labels of type complex128, shape \(8,\)"):
+        coterie.load_clients(str(tmp_path / "a.npz"))
+    np.savez(tmp_path / "b.npz", x=x, y=np.zeros((8, 2, 2, 2)), client=np.arange(8) // 4)
+    with pytest.raises(CoterieError, match=r"labels of shape \(2, 2, 2\) fit no task"):
+        coterie.load_clients(str(tmp_path / "b.npz"))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from coterie.core.errors import unknown
 
 FORMATS = ("terminal", "markdown", "latex", "csv", "html")
-LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
+LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "²": r"$^2$"}
 LATEX |= {letter: f"\\{letter}" for letter in "&%$#_{}"} | {"<": "$<$", ">": "$>$"}
 LATEX |= {"τ": r"$\tau$", "ε": r"$\varepsilon$", "λ": r"$\lambda$", "†": r"$^{\dagger}$"}
 

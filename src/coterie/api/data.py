@@ -11,12 +11,15 @@ from typing import Any
 from coterie.api.protocols import preset
 from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError, unknown
+from coterie.core.task import Task
 from coterie.data import PARTITIONS, TRANSFORMS, Dataset, Partition, divide, filled, load, normalised, transform
 from coterie.data import federate as gather
 from coterie.data.settings import at_least
+from coterie.data.task_choice import with_task
 from coterie.data.user import Reading, is_path, read_own
 
 VARY = "vary"
+FOR_ALL = ("channel_axis", "resize", "task", "task_args", "metric")  # settings of Reading for all datasets
 RULE_SETTINGS = ("num_clients", "alpha", "noniid_s", "local_size", "test_size", "min_size")
 
 
@@ -54,12 +57,22 @@ class DataSettings(Reading):
     )
 
 
-def load_clients(dataset: str = "fashion-mnist-small", *, seed: int | None = None, **settings: Any) -> FederatedData:
+def load_clients(
+    dataset: str = "fashion-mnist-small",
+    *,
+    seed: int | None = None,
+    task: str | type[Task] | Task | None = None,
+    task_args: Mapping[str, Any] | str | None = None,
+    **settings: Any,
+) -> FederatedData:
     """Load a dataset and divide it among clients.
 
     dataset: a name that `coterie data` lists, or the path of your own data.
     seed: of the run, for partition_seed="vary", with which every seed draws its own partition.
-    settings: fields of DataSettings, such as num_clients, partition, alpha or validation. Default: the protocol's.
+    task: of your own data: its name, import path or class, or a Task; default: guessed from the labels.
+    task_args: options of the task, such as {"label_smoothing": 0.1}.
+    settings: fields of DataSettings, such as metric, num_clients, partition, alpha or validation. Default: the
+    protocol's.
 
     >>> import coterie
     >>> coterie.load_clients("fashion-mnist-small", num_clients=5, partition="dirichlet", alpha=0.5)
@@ -70,10 +83,11 @@ def load_clients(dataset: str = "fashion-mnist-small", *, seed: int | None = Non
     for name in settings:
         if name not in known:
             raise unknown("data setting", name, known)
-    wanted = DataSettings(dataset, **settings)
+    kind = task if task is None or isinstance(task, str) else task.name
+    wanted = DataSettings(dataset, task=kind, **settings)
     varies = wanted.partition_seed == VARY
     wanted = replace(wanted, partition_seed=drawn_by(wanted.partition_seed, seed))
-    source = find_data(wanted)
+    source = find_data(wanted, type(task) if isinstance(task, Task) else task if isinstance(task, type) else None)
     usual = preset(wanted.protocol, source.name, tuple(source.x_train.shape[1:]), wanted.num_clients)
     rule = wanted.partition or ("natural" if source.owners else usual["partition"])
     if varies and not is_random(rule):
@@ -84,7 +98,8 @@ def load_clients(dataset: str = "fashion-mnist-small", *, seed: int | None = Non
         partition = divide(source, rule, **rule_settings(wanted, rule, usual))
     if varies:
         partition = replace(partition, settings={**partition.settings, "partition_seed": VARY})
-    data = filled(gather(source, partition, wanted.validation, int(wanted.partition_seed or 0)), wanted.missing)
+    data = gather(source, partition, wanted.validation, int(wanted.partition_seed or 0))
+    data = filled(with_task(data, task, wanted.metric, task_args), wanted.missing)
     return normalised(data, data.transform, wanted.normalise, wanted.channel_axis)
 
 
@@ -108,12 +123,12 @@ def is_random(rule: str) -> bool:
     return rule in PARTITIONS and "seed" in inspect.signature(PARTITIONS[rule]).parameters
 
 
-def find_data(wanted: DataSettings) -> Dataset:
-    """A dataset by its name, or the user's own data by their path."""
+def find_data(wanted: DataSettings, task: type[Task] | None = None) -> Dataset:
+    """A dataset by its name, or the user's own data by their path. task: of the latter, if it has no name."""
     if is_path(wanted.dataset):
-        return read_own(wanted.dataset, wanted)
+        return read_own(wanted.dataset, wanted, task)
     for own in fields(Reading):
-        if getattr(wanted, own.name) != own.default and own.name not in ("channel_axis", "resize"):
+        if getattr(wanted, own.name) != own.default and own.name not in FOR_ALL:
             raise CoterieError(f"--{own.name.replace('_', '-')} is for your own data, not for {wanted.dataset}")
     source = load(wanted.dataset, wanted.data_dir, wanted.resize)
     if source.transform.columns or source.name not in TRANSFORMS["pac"]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from coterie.core.data import FederatedData
 from coterie.core.method import AnyMethod
 from coterie.core.model import Model
 from coterie.core.printable import printable
@@ -15,6 +16,7 @@ from coterie.core.training import LocalTraining
 from coterie.core.wrapper import innermost
 from coterie.data import describe_input
 from coterie.data.describe import some
+from coterie.data.user.pooled import GUESSED
 from coterie.execution import Backend, LocalBackend
 from coterie.federation import Settings
 from coterie.runs.describe import numbers
@@ -30,14 +32,24 @@ def opening(backend: Backend, settings: Settings) -> list[str]:
 def data_lines(backend: LocalBackend) -> list[str]:
     data = backend.data
     names = f" ({some(data.client_names, 6)})" if data.client_names else ""
-    counts = torch.bincount(data.train.y, minlength=data.classes).tolist()
-    classes = [f"{data.class_names[k] if data.class_names else k}: {n}" for k, n in enumerate(counts)]
+    settings = data.partition.settings if data.partition is not None else {}
+    guess = f" ({GUESSED} from the labels; --task or task=... names another)" if settings.get("task") == GUESSED else ""
     return [
         f"data: {data.name}, {data.num_clients} clients{names}, {sum(data.train.sizes)} training samples, "
         f"{sum(data.test.sizes)} test samples",
         *describe_input(data),
-        f"classes, with training samples: {some(classes)}",
+        f"task: {data.task.described()}{guess}; metric: {data.task.metric.scale.words}",
+        *label_lines(data),
     ]
+
+
+def label_lines(data: FederatedData) -> list[str]:
+    """Classes with their numbers of training samples, or the names of targets."""
+    if data.classes:
+        counts = torch.bincount(data.train.y, minlength=data.classes).tolist()
+        classes = [f"{data.class_names[k] if data.class_names else k}: {n}" for k, n in enumerate(counts)]
+        return [f"classes, with training samples: {some(classes)}"]
+    return [f"labels: {some(data.class_names)}"] if data.class_names else []
 
 
 def model_lines(model: Model) -> list[str]:

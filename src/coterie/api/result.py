@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from coterie.analysis.plots import draw_curves
 from coterie.analysis.tables import frame
@@ -17,17 +20,19 @@ from coterie.core.metric_scale import MetricScale
 from coterie.core.names import client_name, client_number
 from coterie.core.wrapper import innermost
 from coterie.execution import Backend, LocalBackend
+from coterie.federation.finals import PERSONAL, FinalMetrics
 from coterie.federation.history import POINTS, History, clients_text
 from coterie.federation.trained import TrainedFederation
 from coterie.models.personal import PersonalModel, make_personal_model
 from coterie.models.samples import ModelInfo
 from coterie.runs.checkpoint_files import read_all_records
 from coterie.runs.checksums import RunFiles
+from coterie.runs.config import read_object
 from coterie.runs.describe import portrait
 from coterie.runs.extending import ended_of
 from coterie.runs.folder import Folder
 from coterie.runs.model_files import ModelFiles, client_file, client_form
-from coterie.runs.tables import measures
+from coterie.runs.tables import measures, read_evaluation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -84,7 +89,7 @@ class Result(TrainedFederation):
 
     @property
     def clients(self) -> Any:
-        """One row per client: its number, name, samples and classes, and its last score for each reported result."""
+        """One row per client: number, name, samples, classes, last score for each reported result, every metric."""
         data = self._data()
         classes = (data.train.class_counts(data.classes) > 0).sum(1).tolist()
         rows = [
@@ -105,6 +110,10 @@ class Result(TrainedFederation):
             known = {int(c): float(a) for c, a, n in zip(scores.clients, scores.value, scores.total, strict=True) if n}
             for row in rows:
                 row[name] = known.get(row["client"])
+        if self.finals:
+            for at, metric in enumerate(self.finals.metrics):
+                for row, value in zip(rows, self.finals.values[PERSONAL][:, at].tolist(), strict=True):
+                    row[metric.name] = None if math.isnan(value) else value
         return frame(rows)
 
     def personal_model(self, client: int | str) -> PersonalModel:
@@ -212,4 +221,11 @@ def reloaded(path: Path, backend: Backend, privacy: Mapping[str, Any] | None, co
             states[client] = files.filled(client_file(client, backend.num_clients - 1), form)["state"]
         states.settle()
     server = files.filled("server.safetensors", server)
-    return Result(method, model, data, server, states, history, privacy=privacy, config=config, folder=path)
+    run_files, task = RunFiles(path), model.task
+    scales, finals = tuple(metric.scale for metric in task.metrics), None
+    if (path / "evaluation.csv").exists():
+        confusion = read_object(run_files.read("result.json")).get("confusion")
+        values = read_evaluation(run_files.read("evaluation.csv"), scales)
+        finals = FinalMetrics(scales, values, None if confusion is None else torch.tensor(confusion))
+    about: dict[str, Any] = {"privacy": privacy, "finals": finals, "config": config, "folder": path}
+    return Result(method, model, data, server, states, history, **about)

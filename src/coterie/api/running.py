@@ -26,6 +26,7 @@ from coterie.core.wrapper import innermost, innermost_server
 from coterie.execution import Backend, LocalBackend
 from coterie.execution.choice import Execution, place
 from coterie.federation import Ending, History, Round, Safety, Settings, federate
+from coterie.federation.finals import measure_every
 from coterie.federation.newcomers import keep_out, meet
 from coterie.models import make_network
 from coterie.privacy import Protection, taken_part
@@ -77,8 +78,6 @@ def execute(
         raise CoterieError("track needs a run folder: pass one as `out`")
     trackers = make_trackers(track) if track else []
     data = data if data is not None else load_clients(protocol=protocol)
-    if not data.task.one_class:
-        raise CoterieError(f"coterie.run trains classifiers; tables and reports do not know {data.task.name} yet")
     if resume and out is not None:
         if not Path(out).is_dir():
             raise CoterieError(f"{out}: no such folder; leave out resume=True to start a run there")
@@ -283,7 +282,8 @@ def train(
         rounds = history.ended.round if history.ended else settings.rounds
         history.append(meet(server, newcomers, replace(settings, rounds=rounds)))
         note(history[-1])
+    finals = measure_every(backend, server) if isinstance(backend, LocalBackend) else None
     server = innermost_server(backend.method, tree.apply(lambda t: t.cpu(), server))
     model = replace(backend.model.to("cpu"), precision="fp32")
     data = backend.data if isinstance(backend, LocalBackend) else None
-    return Result(innermost(backend.method), model, data, server, backend.states, history)
+    return Result(innermost(backend.method), model, data, server, backend.states, history, finals=finals)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from coterie.cli.flags import MakeCommand, add_trust
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from coterie.runs.run import Run
 
 FORMS = ("onnx", "torch", "safetensors", "peft")
+MOST_COLUMNS = 3  # metrics next to each other for every client
 MEASURED = {
     "pre": "in the last round",
     "kept": "after the last training of all clients, with what the server sends",
@@ -37,7 +38,9 @@ def add_commands(command: MakeCommand, argv: list[str]) -> None:
         made.add_argument("run", metavar="RUN", help="folder of a run")
     for made in (predict, evaluate, export, adapt):
         made.add_argument("--model", metavar="package.module:Class", help="the network, if it is not one of Coterie's")
-        made.add_argument("--method", metavar="package.module:Class", help="the method, if it is not one of Coterie's")
+        for what in ("method", "task"):
+            about = f"the {what}, if it is not one of Coterie's"
+            made.add_argument(f"--{what}", metavar="package.module:Class", help=about)
         add_trust(made)
     for made in (predict, export):
         made.add_argument("--client", required=True, metavar="NAME|NUMBER", help="whose model")
@@ -88,8 +91,8 @@ def add_commands(command: MakeCommand, argv: list[str]) -> None:
 def run_of(chosen: argparse.Namespace) -> Run:
     from coterie.runs.finding import load_run
 
-    own = getattr(chosen, "model", None), hasattr(chosen, "trust_code"), getattr(chosen, "method", None)
-    return load_run(chosen.run, *own)
+    own = {name: getattr(chosen, name, None) for name in ("model", "method", "task")}
+    return load_run(chosen.run, trust_code=hasattr(chosen, "trust_code"), **own)
 
 
 def reading_of(chosen: argparse.Namespace) -> LabelledReading:
@@ -141,17 +144,32 @@ def do_predict(chosen: argparse.Namespace) -> None:
         print(printable(json.dumps(found, indent=2, ensure_ascii=False), keep="\n"))
         return
     label = ["label"] if any("label" in p for p in found) else []
+    said = [spoken(p) for p in found]
     rows = [
-        [p["sample"], *(p.get(key, "") for key in label)]
-        + [f"{c['name']} {percent(c['probability'])} %" for c in p["classes"]]
-        for p in found
+        [p["sample"], *(p.get(key, "") for key in label), *cells.values()] for p, cells in zip(found, said, strict=True)
     ]
-    header = ["sample", *label, *map(ordinal, range(len(found[0]["classes"])))]
+    header = ["sample", *label, *said[0]]
     show(f"Client {run.client_name(run.client_number(chosen.client))}", header, rows)
 
 
+def spoken(prediction: Mapping[str, Any]) -> dict[str, str]:
+    """Heading -> text of what a model says of a sample, by the entries of `Task.answer`."""
+    if ranked := prediction.get("classes") or prediction.get("next"):
+        last = "next: " if "next" in prediction else ""
+        texts = (f"{one['name']} {percent(one['probability'])} %" for one in ranked)
+        return {f"{last}{ordinal(place)}": text for place, text in enumerate(texts)}
+    if "labels" in prediction:
+        return {one["label"]: f"{percent(one['probability'])} %" for one in prediction["labels"]}
+    if "values" in prediction:
+        return {name: f"{value:.6g}" for name, value in prediction["values"].items()}
+    if "pixels" in prediction:
+        return {f"pixels of {name}": str(count) for name, count in prediction["pixels"].items()}
+    return {"output": json.dumps(prediction["output"])[:60]}
+
+
 def do_evaluate(chosen: argparse.Namespace) -> None:
-    from coterie.personal.use import evaluate, together
+    from coterie.federation.history import worst_tenth
+    from coterie.personal.use import evaluate, merged_confusion
 
     run = run_of(chosen)
     clients = chosen_clients(chosen.client, run)
@@ -159,37 +177,43 @@ def do_evaluate(chosen: argparse.Namespace) -> None:
     found = evaluate(run, clients, data, folder, reading_of(chosen))
     if hasattr(chosen, "json"):
         clients_found = [{"name": run.client_name(e.client), **e.as_dict()} for e in found]
-        print(json.dumps({"classes": run.class_names, "clients": clients_found}, indent=2))
+        print(json.dumps({"task": run.task.name, "classes": run.class_names, "clients": clients_found}, indent=2))
         return
-    tested = [e.accuracy for e in found if e.accuracy is not None]
-    mean = f"mean over clients: {percent(sum(tested) / len(tested))}; {INTERVAL}" if tested else ""
+    scales, classes = [metric.scale for metric in found[0].metrics], bool(run.classes)
+    columns = scales if len(scales) <= MOST_COLUMNS else [run.metric]
+    header = (*client_header(run), "samples", *(c.words for c in columns), *["95 %"] * classes, "loss")
     rows = [
         [
             *client_cells(run, e.client),
             str(e.samples),
-            percent(e.accuracy),
-            percents(e.interval),
+            *(c.number(e.scores[c.name]) for c in columns),
+            *([percents(e.interval)] if classes else []),
             f"{e.loss:.4f}" if e.samples else "",
         ]
         for e in found
     ]
-    show("Clients", (*client_header(run), "samples", "accuracy", "95 %", "loss"), rows, mean)
-    show_classes(run, together(found))
+    show("Clients", header, rows, f"{INTERVAL}, of the accuracy" if classes else "")
+    each = [scale.from_worst(v for e in found if (v := e.scores[scale.name]) is not None) for scale in scales]
+    means = [
+        [s.heading, s.number(mean(values)), s.number(mean(values[: worst_tenth(len(values))])), str(len(values))]
+        for s, values in zip(scales, each, strict=True)
+    ]
+    show("All metrics", ("metric", "mean over clients", "worst 10 %", "clients"), means)
+    if classes:
+        show_classes(run, merged_confusion(found))
 
 
 def show_classes(run: Run, every: Evaluation) -> None:
-    """Print accuracy and confusion by class, over all clients."""
+    """Print accuracy, F1 and confusion by class, over all clients."""
+    assert every.confusion is not None
+    by_class = (every.class_accuracy, every.class_f1, every.confusion.tolist())
     rows = [
-        [name, percent(accuracy), *map(str, counts)]
-        for name, accuracy, counts in zip(run.class_names, every.class_accuracy, every.confusion.tolist(), strict=True)
+        [name, percent(accuracy), percent(f1), *map(str, counts)]
+        for name, accuracy, f1, counts in zip(run.class_names, *by_class, strict=True)
     ]
     names = [str(k) for k in range(run.classes)]
-    show(
-        "Classes",
-        ("class", "accuracy", *names),
-        rows,
-        "right of the accuracy: how many were classified as class 0, 1, ...",
-    )
+    note = "accuracy and F1 in percent; right of them: how many were classified as class 0, 1, ..."
+    show("Classes", ("class", "accuracy", "F1", *names), rows, note)
 
 
 def do_export(chosen: argparse.Namespace) -> None:
@@ -238,6 +262,10 @@ def show(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], note:
     from coterie.analysis.terminal import show_table
 
     show_table(title, header, rows, note)
+
+
+def mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def percents(interval: tuple[float, float] | None) -> str:

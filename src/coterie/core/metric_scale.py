@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
 
+ACRONYMS = {"rmse": "RMSE", "mae": "MAE", "r2": "R²", "auroc": "AUROC", "miou": "mIoU", "f1": "F1"}
 T = TypeVar("T")
 
 
@@ -20,12 +21,12 @@ class MetricScale(NamedTuple):
     @property
     def words(self) -> str:
         """Such as: balanced accuracy."""
-        return self.name.replace("_", " ")
+        return " ".join(ACRONYMS.get(word, word) for word in self.name.split("_"))
 
     @property
     def title(self) -> str:
         """At the start of a heading, such as: Balanced accuracy."""
-        return self.words[:1].upper() + self.words[1:]
+        return self.words if self.name in ACRONYMS else f"{self.words[:1].upper()}{self.words[1:]}"
 
     @property
     def heading(self) -> str:

@@ -16,6 +16,7 @@ from coterie.core.errors import CoterieError, unknown
 from coterie.core.metrics import Metric
 
 IGNORED = -1  # the label of pixels and tokens without a loss
+MOST_DETAILED = 100  # classes for which a run keeps the confusion matrix
 SMALLEST = 1e-12  # share in a mixture, to take its logarithm
 
 
@@ -23,20 +24,24 @@ class Task(nn.Module, ABC):
     """What a network is trained for and judged by. Subclass it for a task of your own.
 
     A subclass defines `loss`, and passes its metrics to this constructor; the first is the default. Tensors that
-    `loss` needs are buffers, so that they move with the model. Functions get batches of one client.
+    `loss` needs are buffers (persistent=False), so that they move with the model. Functions get batches of one client.
     """
 
     name: ClassVar[str]
     classes: int = 0  # K, of tasks that assign classes; 0: no classes
     one_class: ClassVar[bool] = False  # whether a sample has one class, which methods with prototypes need
     class_axis: ClassVar[int | None] = None  # axis of outputs along which logits of classes lie; None: no logits
+    more_metrics: ClassVar[tuple[Metric, ...]] = ()  # in addition to those that a constructor passes
     label_type: ClassVar[torch.dtype] = torch.int64  # of labels; a floating type for numbers
     constant: Tensor | None = None  # an output that fits all labels as well as one can; None: unknown
 
     def __init__(self, choice: Sequence[Metric], metric: str | None = None, **options: Any) -> None:
         """choice: the metrics. metric: name of the primary one. options: arguments that make an equal task, as JSON."""
         super().__init__()
-        self.metrics, self.options = tuple(choice), {**options, **({} if metric is None else {"metric": metric})}
+        self.metrics, self.options = (
+            (*choice, *self.more_metrics),
+            {**options, **({} if metric is None else {"metric": metric})},
+        )
         named = {one.name: one for one in self.metrics}
         if metric is not None and metric not in named:
             raise unknown(f"metric of {self.name}", metric, named)
@@ -53,6 +58,14 @@ class Task(nn.Module, ABC):
     def read(self, output: Tensor) -> Tensor:
         """Outputs as a user reads them, such as probabilities."""
         return output
+
+    def answer(self, read: Tensor, names: Sequence[str], top: int) -> dict[str, Any]:
+        """What a model says of one sample, as JSON. read: its output by `read`. names: of classes or targets."""
+        return {"output": read.tolist()}
+
+    def detail(self, output: Tensor, y: Tensor) -> Tensor:
+        """(D,) numbers for a table of all samples that add up over clients, such as a confusion matrix."""
+        return output.new_zeros(0, dtype=torch.float64)
 
     def mix(self, outputs: Tensor, shares: Tensor) -> Tensor:
         """(B, ...) the output of a mixture of models: outputs (M, B, ...) with shares (M,) that sum to 1.
@@ -132,7 +145,7 @@ class Classification(Task):
         if not 0 <= label_smoothing < 1:
             raise CoterieError(f"label_smoothing must be at least 0 and below 1, got {label_smoothing}")
         self.classes, self.label_smoothing = classes, label_smoothing
-        self.register_buffer("weights", torch.tensor(list(class_weights)))
+        self.register_buffer("weights", torch.tensor(list(class_weights)), persistent=False)
 
     @classmethod
     def fitted(cls, y: Tensor, classes: int, **options: Any) -> Self:
@@ -158,6 +171,15 @@ class Classification(Task):
     def read(self, output: Tensor) -> Tensor:
         return output.softmax(1)
 
+    def answer(self, read: Tensor, names: Sequence[str], top: int) -> dict[str, Any]:
+        return {"classes": most_probable(read, names, top, "class")}
+
+    def detail(self, output: Tensor, y: Tensor) -> Tensor:
+        """The confusion matrix (K, K), row by row; nothing for many classes."""
+        if self.classes > MOST_DETAILED:
+            return super().detail(output, y)
+        return metrics.confusion(output, y).flatten()
+
     def check_labels(self, y: Tensor, where: str = "labels") -> None:
         check_classes(y, self.classes, 0, where)
 
@@ -170,6 +192,13 @@ class Classification(Task):
 
     def described(self) -> str:
         return f"classification, {self.classes} classes"
+
+
+def most_probable(shares: Tensor, names: Sequence[str], top: int, what: str) -> list[dict[str, Any]]:
+    """The most probable classes of (K,) probabilities, in order."""
+    best = shares.topk(min(top, len(shares)))
+    pairs = zip(best.values.tolist(), best.indices.tolist(), strict=True)
+    return [{what: k, "name": names[k] if names else str(k), "probability": p} for p, k in pairs]
 
 
 def check_classes(y: Tensor, classes: int, axes: int, where: str) -> None:

@@ -13,7 +13,7 @@ from coterie.core import metrics
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.importing import imported, is_code
 from coterie.core.metrics import SummedMetric
-from coterie.core.task import SMALLEST, Classification, Task, check_classes, labels_loss
+from coterie.core.task import SMALLEST, Classification, Task, check_classes, labels_loss, most_probable
 
 
 class MultiLabel(Task):
@@ -44,6 +44,11 @@ class MultiLabel(Task):
 
     def read(self, output: Tensor) -> Tensor:
         return output.sigmoid()
+
+    def answer(self, read: Tensor, names: Sequence[str], top: int) -> dict[str, Any]:
+        called = names or [str(k) for k in range(self.labels)]
+        found = [{"label": name, "probability": p} for name, p in zip(called, read.tolist(), strict=True)]
+        return {"labels": found, "set": [one["label"] for one in found if one["probability"] > 0.5]}
 
     def check_labels(self, y: Tensor, where: str = "labels") -> None:
         if y.shape[1:] != (self.labels,):
@@ -97,8 +102,8 @@ class Regression(Task):
         if not len(mean) == len(std) == targets:
             raise CoterieError(f"regression on {targets} targets needs as many means and deviations")
         self.targets, self.error = targets, loss
-        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float64).float())
-        self.register_buffer("std", torch.tensor(std, dtype=torch.float64).float())
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float64).float(), persistent=False)
+        self.register_buffer("std", torch.tensor(std, dtype=torch.float64).float(), persistent=False)
 
     @classmethod
     def fitted(cls, y: Tensor, classes: int, **options: Any) -> Self:
@@ -120,6 +125,10 @@ class Regression(Task):
 
     def scale(self, output: Tensor) -> Tensor:
         return output * self.std + self.mean
+
+    def answer(self, read: Tensor, names: Sequence[str], top: int) -> dict[str, Any]:
+        called = names or [f"target {k}" if self.targets > 1 else "target" for k in range(self.targets)]
+        return {"values": dict(zip(called, read.tolist(), strict=True))}
 
     def check_labels(self, y: Tensor, where: str = "labels") -> None:
         if not y.is_floating_point() or y.shape[1:] != (self.targets,):
@@ -160,6 +169,12 @@ class Segmentation(Task):
     def read(self, output: Tensor) -> Tensor:
         return output.softmax(1)
 
+    def answer(self, read: Tensor, names: Sequence[str], top: int) -> dict[str, Any]:
+        chosen = read.argmax(0)
+        pixels = torch.bincount(chosen.flatten(), minlength=self.classes).tolist()
+        called = names or [str(k) for k in range(self.classes)]
+        return {"map": chosen.tolist(), "pixels": dict(zip(called, pixels, strict=True))}
+
     def check_labels(self, y: Tensor, where: str = "labels") -> None:
         check_classes(y, self.classes, 2, where)
 
@@ -197,6 +212,9 @@ class NextToken(Task):
 
     def read(self, output: Tensor) -> Tensor:
         return output.softmax(2)
+
+    def answer(self, read: Tensor, names: Sequence[str], top: int) -> dict[str, Any]:
+        return {"tokens": read.argmax(1).tolist(), "next": most_probable(read[-1], names, top, "token")}
 
     def check_labels(self, y: Tensor, where: str = "labels") -> None:
         check_classes(y, self.classes, 1, where)

@@ -15,11 +15,12 @@ from torch.nn.functional import affine_grid, grid_sample
 
 from coterie.core.data import FederatedData, Split
 from coterie.core.errors import CoterieError, unknown
-from coterie.core.task import Classification, Task
+from coterie.core.task import Task
 from coterie.data.dataset import Dataset
 from coterie.data.partition import Indices, Partition
 from coterie.data.scenarios import PARTITIONS
 from coterie.data.settings import at_least
+from coterie.data.task_choice import fitted
 
 CLASSLESS = ("natural", "iid")  # rules for tasks without classes
 
@@ -76,18 +77,28 @@ def federate(dataset: Dataset, partition: Partition, validation: float = 0.0, se
             f"client {lone[0]} has no training samples left: all its groups were drawn for validation on other "
             "clients; use another --partition-seed"
         )
+    own = _gather(*at_train, train, partition, group)
     return FederatedData(
         name=dataset.name,
         classes=len(dataset.classes) if dataset.task.one_class else 0,
-        train=_gather(*at_train, train, partition, group),
+        train=own,
+        task=task_of(dataset, own),
         test=_gather(*at_test, partition.test, partition, group_test),
         validation=_gather(*at_train, held_out, partition, group) if validation else None,
         transform=dataset.transform,
         class_names=dataset.classes,
         client_names=dataset.client_names if partition.name == "natural" else (),
         partition=replace(partition, settings={**partition.settings, **dataset.record}),
-        task=dataset.task if isinstance(dataset.task, Task) else Classification(len(dataset.classes)),
     )
+
+
+def task_of(dataset: Dataset, train: Split) -> Task:
+    """The task of a dataset, fitted to training samples."""
+    if isinstance(dataset.task, Task):
+        return dataset.task
+    labels = [dataset.y_train, dataset.y_test]
+    most = 1 + max((int(y.max()) for y in labels if y.numel() and not y.is_floating_point()), default=-1)
+    return fitted(dataset.task, train.y, train.x, len(dataset.classes) if dataset.task.one_class else most, {})
 
 
 def set_aside(data: FederatedData, share: float, seed: int = 0) -> FederatedData:

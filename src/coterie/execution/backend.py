@@ -168,11 +168,24 @@ class LocalBackend(Backend):
         return self.score(returned.clients, tree.overlay(downs, returned.ups), split)
 
     def score_global(self, server: Any, split: str) -> Scores | None:
-        if self.has_global is None:
-            self.has_global = has_global(self.method, self.fast, server, self.data)
-        if not self.has_global:
+        if not self.predicts_globally(server):
             return None
         return self._scores(Request("score_global", split, shared=server), self.everyone, ())
+
+    def predicts_globally(self, server: Any) -> bool:
+        """Whether the method has a global model."""
+        if self.has_global is None:
+            self.has_global = has_global(self.method, self.fast, server, self.data)
+        return self.has_global
+
+    def every(self, task: str, split: str, downs: Any, server: Any = ()) -> Tensor:
+        """(m, M + 1 + D) every metric of the task for all clients, the sum of losses, and `Task.detail`, on the CPU.
+
+        task: score, with the download of each client, or score_global.
+        """
+        work = self._work(Request(task, split, every=True, shared=server), self.everyone, downs)
+        found: Tensor = in_order(self.num_clients, ((given.cohort.rows, row) for given, row in work))
+        return found.cpu()
 
     def state(self, client: int) -> Any:
         """The state of this client, on the CPU."""

@@ -71,9 +71,10 @@ def score(predict: Callable[[Tensor], Tensor], data: Data, task: Task, every: bo
                 real = None if data.real is None else data.real[part, None]
                 total = total + (judged if real is None else torch.where(real, judged, 0.0)).sum(0)
             return total
-        if not len(data.y):
-            return torch.zeros(1 + (len(task.metrics) if every else 1), dtype=torch.float64, device=data.y.device)
-        output = torch.cat([output for _, output in outputs_of(predict, data)])
+        if not len(data.y) and not every:
+            return torch.zeros(2, dtype=torch.float64, device=data.y.device)
+        outputs = [output for _, output in outputs_of(predict, data)] or [predict(data.x)]
+        output = torch.cat(outputs)
         return measured(task, output, data.y, every) if data.alone else output
 
 
@@ -95,10 +96,14 @@ def weighed(task: Task, found: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def measured(task: Task, output: Tensor, y: Tensor, every: bool = False) -> Tensor:
-    """(M + 1,): the task's metric, or every metric it has, and the sum of losses. output, y: of all samples."""
+    """(M + 1,): the task's metric, and the sum of losses. output, y: of all samples.
+
+    every: all metrics that the task has, the sum of losses, and its `detail`.
+    """
     metrics = task.metrics if every else (task.metric,)
     values = [metric(output, y).to(torch.float64) for metric in metrics]
-    return torch.stack([*values, task.loss(output, y).to(torch.float64).sum()])
+    found = torch.stack([*values, task.loss(output, y).to(torch.float64).sum()])
+    return torch.cat([found, task.detail(output, y)]) if every else found
 
 
 def slices(stop: int, size: int) -> list[slice]:

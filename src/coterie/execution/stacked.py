@@ -116,7 +116,7 @@ class Stacked(LocalBackend):
         key = keys(self.seed, job.turn, cohort.ids)
         rate = torch.full((), job.turn.rate, dtype=self.model.mean.dtype, device=self.device)
         inputs = (*held.padded(cohort), key, rate, job.shared, given)
-        return self.graphs.run(f"{job.task} {job.split} {form}", body, inputs)
+        return self.graphs.run(f"{job.task} {job.split} {job.every} {form}", body, inputs)
 
 
 def lean(given: Any) -> tuple[Any, Any, str]:

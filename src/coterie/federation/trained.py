@@ -14,6 +14,7 @@ from coterie.core.method import AnyMethod
 from coterie.core.model import Model
 from coterie.execution import ClientMemory
 from coterie.execution.requests import send
+from coterie.federation.finals import FinalMetrics
 from coterie.federation.history import Ended, History, Outcome
 
 
@@ -28,6 +29,9 @@ class TrainedFederation:
     states: ClientMemory  # of all clients
     history: History
     privacy: Mapping[str, Any] | None = field(default=None, kw_only=True)  # ε, δ and what they protect; None: no noise
+    finals: FinalMetrics | None = field(
+        default=None, kw_only=True
+    )  # None: clients are devices, or have no test samples
 
     @property
     def client_ids(self) -> Sequence[int]:

@@ -22,6 +22,7 @@ from coterie.core.forward import forward
 from coterie.core.head import Joined
 from coterie.core.method import AnyMethod
 from coterie.core.model import Model, Weights
+from coterie.core.task import Task
 from coterie.core.tree import Tree
 from coterie.core.wrapper import innermost, innermost_down
 from coterie.models.adapters import merge, put, save_adapter
@@ -30,12 +31,14 @@ from coterie.models.samples import ModelInfo, check_samples, probe
 
 
 class PersonalModel(nn.Module):
-    """One client's model: raw samples (B, ...) in, logits (B, K) out.
+    """One client's model: raw samples (B, ...) in, outputs of the task out, such as logits (B, K).
 
     Raw samples are uint8 images, rows of a table with the columns `columns`, tokens, or arrays, as the client has them;
     preprocessing is the first layer. The model starts in eval mode. It is an ordinary module: `state_dict`, `to`,
     `deepcopy`, fine-tuning with any optimizer.
     """
+
+    task: Task
 
     def __init__(self, info: ModelInfo) -> None:
         super().__init__()
@@ -74,6 +77,10 @@ class PersonalModel(nn.Module):
     def logits(self, x: Tensor) -> Tensor:
         raise NotImplementedError
 
+    def read(self, x: Tensor) -> Tensor:
+        """The outputs as a user reads them: probabilities, or numbers in the units of the labels."""
+        return self.task.read(self(x))
+
     def network_state_dict(self) -> Tree:
         """The weights under their names in the user's network, for its `load_state_dict`."""
         raise CoterieError("this model is more than one network; use state_dict() instead")
@@ -107,14 +114,14 @@ class OneNetwork(PersonalModel):
     def __init__(self, info: ModelInfo, model: Model, weights: Weights) -> None:
         super().__init__(info)
         self.head_name = model.head_name
-        self.preprocess = copy.deepcopy(model.preprocess)
+        self.preprocess, self.task = copy.deepcopy(model.preprocess), copy.deepcopy(model.task)
         self.encoder, self.head = copy.deepcopy(model.encoder), copy.deepcopy(model.head)
         self.encoder.load_state_dict(weights.encoder, strict=False)
         self.head.load_state_dict(weights.head, strict=False)
         self.eval()
 
     def logits(self, x: Tensor) -> Tensor:
-        return forward(self.head, forward(self.encoder, self.preprocess(x)))
+        return self.task.scale(forward(self.head, forward(self.encoder, self.preprocess(x))))
 
     def network(self) -> nn.Module:
         encoder, head, name = copy.deepcopy(self.encoder), copy.deepcopy(self.head), self.head_name
@@ -127,7 +134,7 @@ class OneNetwork(PersonalModel):
         return nn.Sequential(OrderedDict([(n, m) for n, m in (*encoder._modules.items(), *top) if m is not None]))
 
     def merged(self) -> PersonalModel:
-        return MergedNetwork(self.info, self.preprocess, merge(self.network()))
+        return MergedNetwork(self.info, self, merge(self.network()))
 
     def network_state_dict(self) -> Tree:
         below, above = with_counters(self.encoder), with_counters(self.head)
@@ -142,13 +149,13 @@ class OneNetwork(PersonalModel):
 class MergedNetwork(PersonalModel):
     """network(preprocess(x)): the user's network with this client's weights, without adapters."""
 
-    def __init__(self, info: ModelInfo, preprocess: nn.Module, network: nn.Module) -> None:
+    def __init__(self, info: ModelInfo, made: OneNetwork, network: nn.Module) -> None:
         super().__init__(info)
-        self.preprocess, self.plain = copy.deepcopy(preprocess), network
+        self.preprocess, self.task, self.plain = copy.deepcopy(made.preprocess), copy.deepcopy(made.task), network
         self.eval()
 
     def logits(self, x: Tensor) -> Tensor:
-        return forward(self.plain, self.preprocess(x))
+        return self.task.scale(forward(self.plain, self.preprocess(x)))
 
     def network(self) -> nn.Module:
         return copy.deepcopy(self.plain)
@@ -168,10 +175,10 @@ class Composite(PersonalModel):
     ) -> None:
         super().__init__(info)
         self.method = method
-        self.preprocess = copy.deepcopy(model.preprocess)
+        self.preprocess, self.task = copy.deepcopy(model.preprocess), copy.deepcopy(model.task)
         self.encoder, encoder_ties = skeleton(model.encoder, model.start.encoder)
         self.head, head_ties = skeleton(model.head, model.start.head)
-        own = {"preprocess": self.preprocess, "encoder": self.encoder, "head": self.head}
+        own = {"preprocess": self.preprocess, "task": self.task, "encoder": self.encoder, "head": self.head}
         self.model = InUse(**{**plain_fields(model), **own}, ties=(encoder_ties, head_ties))
         self.form = tree.apply(lambda t: t.to("meta"), parts)  # reading a tensor that is not held raises an error
         trainable = weights_in(parts)

@@ -55,7 +55,7 @@ def adapt(
 ) -> Round:
     """Train a model for a new client and write it to a run folder.
 
-    data: the client's data, in any form that `read_labelled` takes. Returns a round with the accuracy before
+    data: the client's data, in any form that `read_labelled` takes. Returns a round with the scores before
     (`new_pre`) and after training (`new_post`). Warns if the model starts far below chance: labels may be mixed up.
     """
     if Path(out).exists():
@@ -66,7 +66,7 @@ def adapt(
         down, record, start = learn(run, clients)
     finally:
         clients.close()
-    if start.below:
+    if start is not None and start.below:
         log.warning("%s: %s", data, start.warning("the model before training", run.class_names, reading.labels))
     result = Adapted(method, run.model, own, run.server, clients.states, History([record]), down)
     leave(out, config_of(run, method, own, Path(data)), own.train.class_counts(own.classes), result)
@@ -82,8 +82,8 @@ def newcomer(run: Run, path: Path, reading: LabelledReading) -> FederatedData:
         groups = [part.group for part in parts if part.group is not None]
         train, test = hold_out(path, *joined(parts), run.settings.seed, np.concatenate(groups) if groups else None)
     own, held_out = (Split(*part, (len(part[1]),)) for part in (train, test))
-    data = FederatedData(path.stem, run.classes, own, held_out, transform=run.transform, class_names=run.class_names)
-    return replace(data, client_names=(path.stem,))
+    about: dict[str, Any] = {"transform": run.transform, "client_names": (path.stem,), "task": run.task}
+    return FederatedData(path.stem, run.classes, own, held_out, class_names=run.class_names, **about)
 
 
 def hold_out(
@@ -107,8 +107,8 @@ def with_epochs(method: AnyMethod, epochs: int | None) -> AnyMethod:
     return replace(method, train=method.train.but(local_epochs=epochs), **final)
 
 
-def learn(run: Run, clients: LocalBackend) -> tuple[Any, Round, Chance]:
-    """Train the new client; returns its download, its accuracies, and the initial model's accuracy on all samples.
+def learn(run: Run, clients: LocalBackend) -> tuple[Any, Round, Chance | None]:
+    """Train the new client; returns its download, its scores and, for classes, the initial accuracy on all samples.
 
     It takes the method's final step, if there is one, as all clients of the run did; otherwise it trains for one round.
     """
@@ -119,7 +119,7 @@ def learn(run: Run, clients: LocalBackend) -> tuple[Any, Round, Chance]:
         raise CoterieError(f"{method.title} has no model for clients that were not in training")
     downs = tree.apply(lambda t: t[None], down)
     before = tree.fetched(clients.score(alone, downs, "test"))
-    start = chance(run, clients, down)
+    start = chance(run, clients, down) if run.classes else None
     turn = Turn(settings.rounds, settings.rate(settings.rounds - 1))
     if method.finishes:
         clients.finish(alone, downs, turn)

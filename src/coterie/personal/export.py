@@ -21,13 +21,14 @@ from coterie.core.errors import CoterieError, unknown
 from coterie.core.version import VERSION
 from coterie.models.personal import MergedNetwork, OneNetwork, PersonalModel
 from coterie.models.samples import probe
+from coterie.runs.describe import described_task
 from coterie.runs.disk import whole
 from coterie.runs.folder import ODD
 from coterie.runs.run import Run
 from coterie.runs.tensor_files import packed
 
 OPSET = 18  # of ONNX
-INPUT, OUTPUT = "samples", "logits"
+INPUT = "samples"
 FORMAT = 1  # of the description in the files
 
 
@@ -70,7 +71,8 @@ def about(run: Run, model: PersonalModel) -> dict[str, Any]:
         "data": info.data,
         "input": {"name": INPUT, "shape": ["batch", *info.shape], "dtype": run.section("data")["dtype"]},
         "columns": [asdict(column) for column in info.transform.columns],
-        "output": {"name": OUTPUT, "shape": ["batch", run.classes], "meaning": "logits; softmax makes probabilities"},
+        "task": described_task(model.task),
+        "output": {"name": output_name(model), "shape": ["batch", *output_shape(model)], "meaning": meaning(model)},
         "classes": info.class_names,
         "normalisation": {
             "scaled": is_pixels(info.shape, info.dtype),
@@ -86,6 +88,23 @@ def about(run: Run, model: PersonalModel) -> dict[str, Any]:
         },
         "one_network": isinstance(model, OneNetwork | MergedNetwork),
     }
+
+
+def output_name(model: PersonalModel) -> str:
+    return "logits" if model.task.class_axis is not None or model.task.name == "multi-label" else "outputs"
+
+
+def output_shape(model: PersonalModel) -> list[int]:
+    with torch.no_grad():
+        return list(model(probe(model.sample_shape, model.sample_dtype)).shape[1:])
+
+
+def meaning(model: PersonalModel) -> str:
+    axis = model.task.class_axis
+    if axis is not None:
+        return "logits; softmax makes probabilities" if axis == 1 else f"logits; softmax along axis {axis}"
+    words = {"regression": "numbers in the units of the labels", "multi-label": "logits; sigmoid makes probabilities"}
+    return words.get(model.task.name, f"outputs of the task {model.task.name}")
 
 
 def write_torch(model: PersonalModel, description: dict[str, Any], path: Path) -> list[Path]:
@@ -105,7 +124,8 @@ def write_onnx(model: PersonalModel, description: dict[str, Any], path: Path) ->
     with quiet():
         program = exported(model, x).run_decompositions({torch.ops.aten.cdist.default: distances})
         made = torch.onnx.export(
-            program, (x,), dynamo=True, opset_version=OPSET, verbose=False, input_names=[INPUT], output_names=[OUTPUT],
+            program, (x,), dynamo=True, opset_version=OPSET, verbose=False, input_names=[INPUT],
+            output_names=[output_name(model)],
             dynamic_shapes=({0: "batch"},),
         )  # fmt: skip
     assert made is not None

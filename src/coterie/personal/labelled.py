@@ -49,7 +49,7 @@ BY_NAME = LabelledReading()
 class LabelledPart(NamedTuple):
     split: str | None  # train or test; None: not split
     x: Tensor  # (N, ...) raw
-    y: Tensor  # (N,) classes of the run
+    y: Tensor  # (N, ...) labels of the run's task; (N,) classes
     group: NDArray[Any] | None = None  # (N,) samples of one group stay together
 
 
@@ -89,7 +89,22 @@ def read_labelled_table(run: Run, path: Path, split: str | None, reading: Labell
     table = read_table(run, path, reading.label_column, reading.dropped, reading.group_column)
     if table.labels is None:
         raise CoterieError(f"{path}: no column with labels; name it with --label-column")
-    return LabelledPart(split, table.x, reading.labels.classes(table.labels, run.class_names, str(path)), table.groups)
+    return LabelledPart(split, table.x, labels_for(run, table.labels, reading, str(path)), table.groups)
+
+
+def labels_for(run: Run, raw: NDArray[Any], reading: LabelledReading, where: str) -> Tensor:
+    """(N, ...) labels in the form of the run's task."""
+    if run.classes:
+        if raw.dtype.kind == "f":  # 1.0 is class 1
+            whole = np.isnan(raw) | (raw % 1 == 0)
+            raw = np.where(np.isnan(raw), "", np.where(whole, np.nan_to_num(raw).astype(np.int64), raw).astype(str))
+        return reading.labels.classes(raw, run.class_names, where)
+    if raw.dtype.kind not in "iuf":
+        raise CoterieError(f"{where}: the label {raw.flat[0]!r} is not a number, which {run.task.name} needs")
+    y = torch.from_numpy(raw[:, None] if raw.shape[1:] != run.label_shape and raw.ndim == 1 else raw)
+    y = y.to(run.task.label_type)
+    run.task.check_labels(y, where)
+    return y
 
 
 def read_npz(run: Run, path: Path, reading: LabelledReading) -> list[LabelledPart]:
@@ -123,6 +138,8 @@ def arrays_of(
         if name not in arrays:
             raise CoterieError(f"{path}: no array '{name}'; it has: {', '.join(arrays)}")
     x, y = as_samples(run, path, x_name, arrays[x_name], arrays.get("columns")), arrays[y_name]
+    if not run.classes and len(y) == len(x):
+        return x, labels_for(run, y, reading, str(path))
     if y.shape != (len(x),) or y.dtype.kind not in "iuUS":
         raise CoterieError(
             f"{path}: {y_name} must be one whole number or name for each of the {len(x)} samples, "
@@ -161,7 +178,7 @@ def read_other(run: Run, path: Path, reading: LabelledReading) -> list[LabelledP
     for part in found.parts:
         y = np.array(found.classes)[part.y] if found.classes and part.y.dtype.kind in "iu" else part.y
         x = as_samples(run, path, "x", part.x)
-        made.append(LabelledPart(part.split, x, reading.labels.classes(y, run.class_names, str(path))))
+        made.append(LabelledPart(part.split, x, labels_for(run, y, reading, str(path))))
     return made
 
 

@@ -38,7 +38,7 @@ class Rows(NamedTuple):
     """A table in the form that a run's models take."""
 
     x: Tensor  # (N, ...) raw
-    labels: NDArray[Any] | None  # (N,) integers or text, if there is a label column
+    labels: NDArray[Any] | None  # (N, ...) numbers or text, if there are label columns
     groups: NDArray[Any] | None = None  # (N,) names, if a group column was requested
 
 
@@ -71,8 +71,14 @@ def read_file(run: Run, path: Path, resize: bool, label_column: str | None, drop
         x, labels, _ = read_table(run, path, label_column, dropped)
     if not len(x):
         raise CoterieError(f"{path} has no samples")
-    texts = labels.astype(str).tolist() if labels is not None else [""] * len(x)
+    texts = [label_text(label) for label in labels] if labels is not None else [""] * len(x)
     return Samples(x, [f"{path}:{row}" for row in range(len(x))], texts)
+
+
+def label_text(label: Any) -> str:
+    """A label as in the file; several separated by commas."""
+    numbers = [f"{value:g}" if isinstance(value, float) else str(value) for value in np.atleast_1d(label).tolist()]
+    return ", ".join(numbers)
 
 
 def read_table(
@@ -91,7 +97,8 @@ def read_table(
             raise CoterieError(f"{path}: --group-column is for tables with named columns")
         return read_rows(run, path, label_column)
     names = {"label_column": label_column, "group_column": group_column}
-    table = read_table_by(columns, path, ignored=dropped, **names)
+    labels = () if run.classes else run.class_names
+    table = read_table_by(columns, path, ignored=dropped, labels=labels, **names)
     if table.by_position:
         log.warning("%s has no header; its columns were taken by position: %s", path, listed(columns))
     return Rows(table.x.to(run.dtype), table.labels, table.groups)

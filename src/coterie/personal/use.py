@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from coterie.analysis.significance import wilson
@@ -18,12 +18,13 @@ from coterie.api import DataSettings, find_data
 from coterie.core.batch import TEST_BATCH
 from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
+from coterie.core.metrics import Metric, confusion
 from coterie.data import DATASETS, Dataset, load
 from coterie.data import federate as gather
 from coterie.data.datasets import is_known, known_as
 from coterie.data.user import is_path
 from coterie.data.user.tables import KINDS
-from coterie.execution.scoring import slices
+from coterie.execution.scoring import measured, slices
 from coterie.federation.newcomers import keep_out
 from coterie.personal.labelled import BY_NAME, LabelledReading, joined, read_labelled
 from coterie.personal.labels import Chance, LabelMapping
@@ -34,29 +35,29 @@ from coterie.runs.run import Run
 log = logging.getLogger(__name__)
 
 
-def logits_of(model: nn.Module, x: Tensor) -> Tensor:
-    """(N, K), in the batches that a run uses for tests."""
+def outputs_of(model: nn.Module, x: Tensor) -> Tensor:
+    """(N, ...), in the batches that a run uses for tests."""
     with torch.no_grad():
         return torch.cat([model(x[part]) for part in slices(len(x), TEST_BATCH)])
 
 
 def predict(run: Run, client: int | str, samples: Samples, top: int = 3) -> list[dict[str, Any]]:
-    """The most probable classes of each sample, in order, and its label if the file has labels."""
+    """What the client's model says of each sample, as `Task.answer` puts it, and its label if the file has labels.
+
+    top: classes or tokens to list, the most probable first.
+    """
     if top < 1:
         raise CoterieError(f"top must be at least 1, got {top}")
     model = run.personal_model(client)
-    sure = logits_of(model, samples.x).softmax(1).topk(min(top, run.classes))
-    names = run.class_names
+    read = model.task.read(outputs_of(model, samples.x))
     return [
         {
             "sample": name,
             "client": model.client_name,
             **({"label": label} if label else {}),
-            "classes": [{"class": k, "name": names[k], "probability": p} for p, k in zip(*row, strict=True)],
+            **model.task.answer(one, run.class_names, top),
         }
-        for name, label, *row in zip(
-            samples.names, samples.labels, sure.values.tolist(), sure.indices.tolist(), strict=True
-        )
+        for name, label, one in zip(samples.names, samples.labels, read, strict=True)
     ]
 
 
@@ -65,37 +66,47 @@ class Evaluation:
     """The evaluation of one client's model."""
 
     client: int
-    confusion: Tensor  # (K, K) samples of class (row) predicted as class (column)
-    loss: float  # mean cross entropy
+    samples: int
+    metrics: tuple[Metric, ...]  # of the task
+    values: tuple[float | None, ...]  # of these metrics; None: undefined
+    loss: float  # mean over samples
+    confusion: Tensor | None = (
+        None  # (K, K) samples of class (row) predicted as class (column), if samples have classes
+    )
 
     @property
-    def samples(self) -> int:
-        return int(self.confusion.sum())
-
-    @property
-    def accuracy(self) -> float | None:
-        return share(int(self.confusion.diag().sum()), self.samples)
+    def scores(self) -> dict[str, float | None]:
+        """Name of a metric -> value."""
+        return {metric.name: value for metric, value in zip(self.metrics, self.values, strict=True)}
 
     @property
     def interval(self) -> tuple[float, float] | None:
         """Wilson's 95 % interval of the accuracy."""
-        return wilson(int(self.confusion.diag().sum()), self.samples) if self.samples else None
+        if self.confusion is None or not self.samples:
+            return None
+        return wilson(int(self.confusion.diag().sum()), self.samples)
 
     @property
     def class_accuracy(self) -> list[float | None]:
         """None for a class without samples."""
-        return [share(int(row[k]), int(row.sum())) for k, row in enumerate(self.confusion)]
+        rows = [] if self.confusion is None else self.confusion
+        return [share(int(row[k]), int(row.sum())) for k, row in enumerate(rows)]
+
+    @property
+    def class_f1(self) -> list[float | None]:
+        """None for a class that neither occurs nor is predicted."""
+        if self.confusion is None:
+            return []
+        right, both = self.confusion.diag(), self.confusion.sum(0) + self.confusion.sum(1)
+        return [share(2 * int(a), int(b)) for a, b in zip(right, both, strict=True)]
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "client": self.client,
-            "samples": self.samples,
-            "accuracy": self.accuracy,
-            "interval": self.interval,
-            "loss": self.loss if self.samples else None,
-            "class_accuracy": self.class_accuracy,
-            "confusion": self.confusion.tolist(),
-        }
+        found = {"client": self.client, "samples": self.samples, **self.scores}
+        found["loss"] = self.loss if self.samples else None
+        if self.confusion is None:
+            return found
+        classes = {"interval": self.interval, "class_accuracy": self.class_accuracy, "class_f1": self.class_f1}
+        return {**found, **classes, "confusion": self.confusion.tolist()}
 
 
 def share(part: int, whole: int) -> float | None:
@@ -120,7 +131,8 @@ def evaluate(
         return [judged(run, client, *own.client(client)) for client in numbers]
     x, y = labelled(run, data, reading) if is_file(data) else test_split(run, data, data_dir)
     found = [judged(run, client, x, y) for client in numbers]
-    for one in found:
+    for one in found if run.classes else ():
+        assert one.confusion is not None
         start = Chance(int(one.confusion.diag().sum()), one.samples, run.classes)
         if start.below:
             whose = f"the model of client {run.client_name(one.client)}"
@@ -139,13 +151,18 @@ def labelled(run: Run, data: str, reading: LabelledReading) -> tuple[Tensor, Ten
 
 
 def judged(run: Run, client: int, x: Tensor, y: Tensor) -> Evaluation:
-    confusion = torch.zeros(run.classes, run.classes, dtype=torch.int64)
+    task, classes = run.task, run.classes
     model = run.personal_model(client)
+    blank = torch.zeros(classes, classes, dtype=torch.int64) if classes else None
     if not len(y):
-        return Evaluation(client, confusion, float("nan"))
-    logits = logits_of(model, x)
-    confusion.index_put_((y, logits.argmax(1)), torch.tensor(1), accumulate=True)
-    return Evaluation(client, confusion, float(F.cross_entropy(logits.double(), y)))
+        return Evaluation(client, 0, task.metrics, (None,) * len(task.metrics), float("nan"), blank)
+    output = outputs_of(model, x)
+    if classes:
+        blank = confusion(output, y).long()
+    task = model.task
+    *values, loss = measured(task, output, y, every=True)[: len(task.metrics) + 1].tolist()
+    known = tuple(None if math.isnan(value) else value for value in values)
+    return Evaluation(client, len(y), task.metrics, known, loss / len(y), blank)
 
 
 def own_data(run: Run, data_dir: str | None = None) -> FederatedData:
@@ -186,12 +203,13 @@ def test_split(run: Run, name: str, data_dir: str | None) -> tuple[Tensor, Tenso
         raise CoterieError(
             f"{name} has samples of shape {words(shape)}; the models of this run take {words(run.shape)}"
         )
+    if not run.classes:
+        run.task.check_labels(found.y_test, name)
+        return found.x_test, found.y_test
     return found.x_test, LabelMapping().classes(np.array(found.classes)[found.y_test.numpy()], run.class_names, name)
 
 
-def together(evaluations: Sequence[Evaluation]) -> Evaluation:
-    """Merge the evaluations of all clients; every sample counts the same."""
-    tested = [e for e in evaluations if e.samples]
-    total = max(sum(e.samples for e in tested), 1)
-    confusion = torch.stack([e.confusion for e in evaluations]).sum(0)
-    return Evaluation(-1, confusion, sum(e.loss * e.samples for e in tested) / total)
+def merged_confusion(evaluations: Sequence[Evaluation]) -> Evaluation:
+    """All clients together, for what follows from the confusion matrix; every sample counts the same."""
+    found = torch.stack([e.confusion for e in evaluations if e.confusion is not None]).sum(0)
+    return Evaluation(-1, int(found.sum()), (), (), float("nan"), found)

@@ -18,6 +18,7 @@ from coterie.report.sections.clients import clients
 from coterie.report.sections.costs import communication, times
 from coterie.report.sections.data import data
 from coterie.report.sections.heads import head_weights
+from coterie.report.sections.metrics import metrics
 from coterie.report.sections.rounds import over_rounds
 from coterie.report.sections.settings import configuration
 from coterie.report.sections.summary import summary
@@ -29,6 +30,7 @@ PARTS = {
     "summary": (summary, "Summary"),
     "rounds": (over_rounds, "Rounds"),
     "clients": (clients, "Clients"),
+    "metrics": (metrics, "Metrics"),
     "heads": (head_weights, "Head weights"),
     "data": (data, "Data"),
     "traffic": (communication, "Communication"),
@@ -56,9 +58,9 @@ def write_report(paths: Sequence[str | Path], out: str | Path) -> Path:
 
 def report(runs: Sequence[Run]) -> str:
     """The page. All runs must have one metric: charts and tables show them together."""
-    metrics = list(dict.fromkeys(run.metric.words for run in runs))
-    if len(metrics) > 1:
-        raise CoterieError(f"these runs are measured by different metrics ({', '.join(metrics)}); report each alone")
+    by = list(dict.fromkeys(run.metric.words for run in runs))
+    if len(by) > 1:
+        raise CoterieError(f"these runs are measured by different metrics ({', '.join(by)}); report each alone")
     made = {name: make(runs) for name, (make, _) in PARTS.items()}
     links = [tag("a", PARTS[name][1], href=f"#{name}") for name, part in made.items() if part]
     title = heading(runs)

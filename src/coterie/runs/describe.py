@@ -120,6 +120,7 @@ def number(value: float | None) -> float | None:
 
 def summarise(result: TrainedFederation) -> dict[str, Any]:
     """The content of result.json; shares in 0..1."""
+    finals = result.finals
     return {
         "method": result.method.title,
         "metric": result.model.task.metric.name,
@@ -135,6 +136,8 @@ def summarise(result: TrainedFederation) -> dict[str, Any]:
             }
             for o in result.outcomes()
         ],
+        "metrics": finals.summary() if finals else None,
+        "confusion": finals.confusion.tolist() if finals and finals.confusion is not None else None,
         "privacy": result.privacy,
         "ended": result.history.ended._asdict() if result.history.ended else None,
         "rounds": max(record.number for record in result.history),

@@ -183,6 +183,8 @@ class Folder:
             write_models(self.path / "models", result, self.config["data"])
             self.sums[f"models/{SUMS}"] = Checksum.of(read_inside(self.path, f"models/{SUMS}"))
             self._reports(result)
+            if result.finals:
+                self._table("evaluation.csv", result.finals.rows())
             text = json.dumps(summarise(result), indent=2) + "\n"
             tables = {name: table.checksum for name, table in self.tables.items()}
             self._write_checksums(self.sums | tables | {"result.json": Checksum.of(text.encode())}, last=True)

@@ -1,4 +1,4 @@
-"""The tables of a run folder, as rows and as what is read from them: metrics.csv, clients.csv and classes.csv."""
+"""The tables of a run folder, as rows and as what is read from them: metrics.csv, clients.csv, ..."""
 
 from __future__ import annotations
 
@@ -166,6 +166,14 @@ def read_clients(content: bytes, metric: MetricScale) -> ClientTable:
         if int(row["total"]) and row[metric.name]:  # a client without samples has no score
             last[point].append(score_of(row, metric))
     return ClientTable(last, measured, trained)
+
+
+def read_evaluation(content: bytes, scales: Sequence[MetricScale]) -> dict[str, Tensor]:
+    """What evaluation.csv says: model -> (m, M) values of these metrics, NaN where undefined."""
+    found: dict[str, list[list[float]]] = {}
+    for row in rows_of(content):
+        found.setdefault(row["model"], []).append([float(row[scale.name] or "nan") for scale in scales])
+    return {model: torch.tensor(values, dtype=torch.float64) for model, values in found.items()}
 
 
 def read_classes(content: bytes) -> ClassTable:

@@ -11,6 +11,7 @@ import numpy as np
 from coterie.core.data import Column
 from coterie.core.errors import CoterieError
 from coterie.data.user.bounds import small_text
+from coterie.data.user.labels import as_labels
 from coterie.data.user.pickled import read_pickled_dict
 from coterie.data.user.reading import (
     UNREADABLE,
@@ -24,7 +25,6 @@ from coterie.data.user.reading import (
     entries,
     readable,
     rows_in,
-    whole_labels,
 )
 
 
@@ -52,7 +52,7 @@ def read_npz(path: Path, reading: Reading, notes: Notes) -> Found:
     unused = [name for name in content if name not in known]
     if unused:
         notes.done.append(f"unused arrays: {', '.join(unused[:12])}; used names: {', '.join(kinds)}")
-    return Found("one .npz file", parts, names_in(content, "classes"), columns_in(content, parts, path))
+    return Found("one .npz file", parts, names_in(content, "classes"), (), columns_in(content, parts, path))
 
 
 def names_in(content: dict[str, Array], key: str) -> tuple[str, ...] | None:
@@ -86,7 +86,7 @@ def samples(path: Path, arrays: dict[str, Array | None], split: str | None, note
         raise CoterieError(f"{path}: {', '.join(found)}{of} must be equally long, all but x with 1 axis; got {shapes}")
     place = rows_in(f"{path}{of}")
     names = None if group is None else as_names(group, place)
-    return by_client(x, whole_labels(y, notes, place), client, split, place, names)
+    return by_client(x, as_labels(y, place), client, split, place, names)
 
 
 def load_npz(path: Path, notes: Notes) -> dict[str, Array]:
@@ -139,7 +139,7 @@ def _client(path: Path, split: str, notes: Notes) -> Part:
     if x.ndim == 0 or y.ndim == 0 or len(y) != len(x):
         raise CoterieError(f"{path}: x of shape {x.shape} does not match y of shape {y.shape}")
     place = rows_in(path)
-    return Part(readable(path.stem), split, x, whole_labels(y, notes, place), place)
+    return Part(readable(path.stem), split, x, as_labels(y, place), place)
 
 
 def _class_count(path: Path) -> int | None:

@@ -11,7 +11,7 @@ import numpy as np
 from coterie.core.errors import CoterieError
 from coterie.data.user.bounds import Unusable, check_width, decoded_size
 from coterie.data.user.frames import Columns, Frame, code, narrow
-from coterie.data.user.reading import MISSING, ONE_LABEL, OUT_OF_RANGE, Array, Notes, as_text, rows_in, whole_labels
+from coterie.data.user.reading import OUT_OF_RANGE, Array, Notes, as_text, beside, rows_in
 
 
 def parquet_names(path: Path) -> list[str]:
@@ -52,7 +52,7 @@ def frame_of(table: Any, columns: Columns, notes: Notes, where: str) -> Frame:
     def named(name: str | None) -> Array | None:
         return None if name is None else spread(*distinct(table.column(name), where), notes, where)
 
-    y = None if columns.label is None else arrow_labels(table.column(columns.label), notes, where)
+    y = beside([arrow_labels(table.column(label), notes, where) for label in columns.labels], rows_in(where))
     return Frame(x, texts, y, named(columns.client), named(columns.group), rows_in(where))
 
 
@@ -89,13 +89,12 @@ def arrow_labels(column: Any, notes: Notes, where: str) -> Array:
     if any(isinstance(value, str) for value in values):
         return spread(values, at, notes, where)
     try:
-        if all(isinstance(value, (int, type(None))) for value in values):
-            return np.array([MISSING if value is None else int(value) for value in values], np.int64)[at]
-        known = np.array([np.nan if v is None else float(v) for v in values], np.float64)
-        return whole_labels(known[at], notes, rows_in(where))
+        if all(isinstance(value, int) for value in values[:-1]) and (not len(at) or at.max() < len(values) - 1):
+            return np.array([*map(int, values[:-1]), 0], np.int64)[at]
+        return np.array([np.nan if v is None else float(v) for v in values], np.float64)[at]
     except (TypeError, ValueError, OverflowError):
         notes.wrong(OUT_OF_RANGE, f"{where}: labels of type {column.type}")
-        return np.full(len(column), MISSING, np.int64)
+        return np.full(len(column), np.nan)
 
 
 def is_text(kind: Any) -> bool:
@@ -113,9 +112,7 @@ def distinct(column: Any, where: str) -> tuple[list[Any], Array]:
         chunk = encoded.unify_dictionaries().combine_chunks()
         chunk = chunk if isinstance(chunk, arrow.Array) else arrow.concat_arrays(chunk.chunks)
     except (arrow.ArrowInvalid, arrow.ArrowNotImplementedError, ValueError):
-        raise CoterieError(
-            f"{where}: a column of type '{column.type}' cannot hold labels or client names. {ONE_LABEL}"
-        ) from None
+        raise CoterieError(f"{where}: a column of type '{column.type}' cannot hold labels or client names") from None
     values = [*chunk.dictionary.to_pylist(), None]
     return values, np.asarray(chunk.indices.cast("int64").fill_null(len(values) - 1))
 

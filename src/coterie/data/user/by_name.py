@@ -19,16 +19,22 @@ from coterie.data.user.columnar import frame_of_columns, names_of_columns
 from coterie.data.user.csv_files import csv_lines, csv_names, read_csv
 from coterie.data.user.frames import NOTHING, Columns, Frame, number
 from coterie.data.user.reading import LABELS, Array, Notes
-from coterie.data.user.tables import KINDS, is_csv
+from coterie.data.user.tables import KINDS, is_csv, label_columns
 
-Named = tuple[str | None, str | None]  # label column and group column, as named by the user
+
+class Roles(NamedTuple):
+    """Columns that are not samples."""
+
+    label: str | None  # as the user names them
+    group: str | None
+    labels: tuple[str, ...]  # of the training data
 
 
 class Table(NamedTuple):
     """Raw samples in the order and coding of the requested columns."""
 
     x: Tensor  # (n, F) float32; NaN: missing; text: index of the category
-    labels: Array | None  # (n,) integers or text as in the table, if it has a label column
+    labels: Array | None  # (n, ...) numbers or text as in the table, if it has label columns
     by_position: bool  # whether the file has no header and was read by position
     place: Callable[[int], str]  # file and line of a row
     groups: Array | None = None  # (n,) names, if a group column was requested
@@ -41,19 +47,23 @@ def read_table_by(
     label_column: str | None = None,
     group_column: str | None = None,
     ignored: Collection[str] = (),
+    labels: Sequence[str] = (),
 ) -> Table:
     """Read a CSV or Parquet file, a pandas DataFrame or a dictionary of columns, by the names of its columns.
 
     columns: those of `Transform.columns`. Raises an error that names the column if one is missing, unknown or
     duplicated, has a category that training did not have, text among numbers, or a missing value but no fill value.
     A CSV file without a header is read by position if its values fit; `by_position` is True then.
-    label_column: default: the only column with a common label name, if any. group_column: rows with the same value
+    label_column: default: `labels` if the table has all of them, else the only column with a common label name, if any;
+    several are separated by commas. group_column: rows with the same value
     belong together. ignored: columns that may exist and are not used, such as the client column.
     """
     notes = Notes()
     where = str(source) if isinstance(source, (str, os.PathLike)) else "the table"
     try:
-        frame, by_position = _read(columns, source, where, (label_column, group_column), ignored, notes)
+        frame, by_position = _read(
+            columns, source, where, Roles(label_column, group_column, tuple(labels)), ignored, notes
+        )
     except Unusable as error:
         raise CoterieError(f"{where}: {error}") from None
     x = in_coding(columns, frame)
@@ -65,7 +75,7 @@ def read_table_by(
 
 
 def _read(
-    columns: Sequence[Column], source: Any, where: str, named: Named, ignored: Collection[str], notes: Notes
+    columns: Sequence[Column], source: Any, where: str, named: Roles, ignored: Collection[str], notes: Notes
 ) -> tuple[Frame, bool]:
     names = tuple(column.name for column in columns)
     if not isinstance(source, (str, os.PathLike)):
@@ -83,7 +93,7 @@ def _read(
     first = next(csv_lines(path))[1]
     header = bool({*first} & {*names})  # names may be numbers
     if not header and len(first) == len(columns) and all(map(fits, first, columns)):
-        return read_csv(path, Columns(None, None, names), notes, text, header=names), True
+        return read_csv(path, Columns((), None, names), notes, text, header=names), True
     if not header and all(cell and number(cell) is not None for cell in first):
         width = f"{len(first)} columns instead of {len(columns)}"
         found = width if len(first) != len(columns) else "values that do not fit the columns"
@@ -91,16 +101,18 @@ def _read(
     return read_csv(path, wanted(names, csv_names(path, names), named, ignored, where), notes, text), False
 
 
-def wanted(names: tuple[str, ...], given: Sequence[str], named: Named, ignored: Collection[str], where: str) -> Columns:
+def wanted(names: tuple[str, ...], given: Sequence[str], named: Roles, ignored: Collection[str], where: str) -> Columns:
     """Choose the columns to read among the given ones."""
-    label, group = named
-    for what, name in (("label column", label), ("group column", group)):
-        if name is not None and name not in given:
-            raise CoterieError(f"{where}: {unknown(what, name, given)}")
+    label, group, usual = named
+    if group is not None and group not in given:
+        raise CoterieError(f"{where}: {unknown('group column', group, given)}")
     common = [name for name in given if name not in (*names, *ignored, group) and name.lower() in LABELS]
-    label = label or (common[0] if len(common) == 1 else None)
+    labels = tuple(common) if len(common) == 1 else ()
+    labels = usual if usual and set(usual) <= set(given) else labels
+    if label is not None:
+        labels = label_columns(given, label, where)
     lacks = [name for name in names if name not in given]
-    more = [name for name in given if name not in (*names, label, group, *ignored)]
+    more = [name for name in given if name not in (*names, *labels, group, *ignored)]
     if lacks or more:
         problems = [
             f"{shown(which)} {word} {where}" for word, which in (("missing in", lacks), ("unknown in", more)) if which
@@ -108,7 +120,7 @@ def wanted(names: tuple[str, ...], given: Sequence[str], named: Named, ignored: 
         hint = "" if lacks else "; --drop-column leaves columns out, --label-column names the label"
         problem = "; ".join(problems)
         raise CoterieError(f"{problem[0].upper()}{problem[1:]} (expected: {', '.join(names[:30])}){hint}")
-    return Columns(label, None, names, group)
+    return Columns(labels, None, names, group)
 
 
 def shown(names: Sequence[str], most: int = 10) -> str:

@@ -28,6 +28,8 @@ WIDTH, HEIGHT = 60, 20  # classes and clients shown in a picture
 class Report:
     path: str
     form: str
+    task: str
+    guessed: bool  # whether the task is guessed from the labels
     clients: tuple[str, ...]
     classes: tuple[str, ...]
     shape: tuple[int, ...]  # of one sample
@@ -62,17 +64,20 @@ def check(path: str | os.PathLike[str], reading: Reading | None = None) -> Repor
     pooled = pooled_at(located(path), reading, notes)
     repeated(pooled, notes)
     look_for_leaks(pooled, notes)
-    known = pooled.y >= 0
-    counts = np.zeros((len(pooled.clients), len(pooled.classes)), np.int64)
-    np.add.at(counts, (pooled.owner[known], pooled.y[known]), 1)
+    known = pooled.strata >= 0
+    classes = pooled.classes if pooled.task.one_class else ("samples",)
+    counts = np.zeros((len(pooled.clients), len(classes)), np.int64)
+    np.add.at(counts, (pooled.owner[known], pooled.strata[known]), 1)
     low, high = value_range(pooled.x)
     if pooled.x.dtype.kind == "f" and max(-low, high) > FAR:
         notes.worth_knowing("values far from 0 are hard to learn from; train with --normalise auto", f"up to {high:g}")
     return Report(
         path=str(path),
         form=pooled.form,
+        task=pooled.task.name,
+        guessed=reading.task is None,
         clients=pooled.clients,
-        classes=pooled.classes,
+        classes=pooled.classes if pooled.task.one_class else (),
         shape=pooled.x.shape[1:],
         dtype=str(pooled.x.dtype),
         low=low,
@@ -105,7 +110,8 @@ def split_in_words(pooled: Pooled, reading: Reading) -> str:
     if not pooled.divided:
         return "by the data's own split"
     whole = ", whole groups" if pooled.group is not None else ""
-    return f"set aside at random by client and class{whole}, seed {reading.split_seed}"
+    by_class = " and class" if pooled.task.one_class else ""
+    return f"set aside at random by client{by_class}{whole}, seed {reading.split_seed}"
 
 
 def value_range(x: Array) -> tuple[float, float]:
@@ -130,11 +136,13 @@ def lines(report: Report) -> list[str]:
     samples = f"{report.train + report.test:,} samples"
     sides = f"{report.train:,} to train, {report.test:,} to test"
     totals = report.counts.sum(0).tolist()
-    classes = [f"{name} {total:,}" for name, total in zip(report.classes, totals, strict=True)]
+    classes = [f"{name} {total:,}" for name, total in zip(report.classes, totals, strict=False)]
+    hint = ", guessed from the labels; --task names another" if report.guessed else ""
     text = [
         f"{report.path}: {report.form}",
         f"  {len(report.clients):,} clients, {samples}: {sides} ({report.split})",
-        f"  {len(report.classes):,} classes: {some(classes)}",
+        f"  task: {report.task}{hint}",
+        *([f"  {len(report.classes):,} classes: {some(classes)}"] if report.classes else []),
         *(f"  {line}" for line in report.input),
         f"  values: {report.low:g} to {report.high:g}",
         "",
@@ -159,7 +167,8 @@ def picture(report: Report) -> list[str]:
     left = len(report.clients) - HEIGHT
     hidden = [f"  ... and {left:,} more clients"] if left > 0 else []
     cut = f" (the first {WIDTH})" if len(report.classes) > WIDTH else ""
-    return [f"  Samples of each class{cut} on each client; {SHADES[-1]} is {most:,}:", *rows, *hidden]
+    what = f"Samples of each class{cut}" if report.classes else "Samples"
+    return [f"  {what} on each client; {SHADES[-1]} is {most:,}:", *rows, *hidden]
 
 
 def problem_lines(problem: Problem) -> list[str]:

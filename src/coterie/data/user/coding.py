@@ -20,7 +20,7 @@ CODED = "numbers on some clients and text on others; use the same coding everywh
 
 def check_coding(pooled: Pooled, notes: Notes) -> None:
     """Report classes and categories that are written differently on different clients."""
-    values = [("the label", pooled.y, pooled.classes)]
+    values = [("the label", pooled.y, pooled.classes)] if pooled.task.one_class else []
     for at, column in enumerate(pooled.columns):
         if column.categories:
             codes = np.nan_to_num(pooled.x[:, at], nan=-1).astype(np.int64)

@@ -9,7 +9,8 @@ import numpy as np
 
 from coterie.core.errors import CoterieError
 from coterie.data.user.frames import Columns, Frame, code, narrow
-from coterie.data.user.reading import Array, Notes, rows_in, whole_labels
+from coterie.data.user.labels import as_labels
+from coterie.data.user.reading import Array, Notes, beside, rows_in
 
 
 def is_columnar(given: Any) -> bool:
@@ -60,7 +61,7 @@ def frame_of_columns(given: Any, columns: Columns, notes: Notes, where: str) -> 
             return None
         return np.array(["" if is_missing(value) else str(value) for value in arrays[name]], dtype=str)
 
-    y = None if columns.label is None else whole_labels(arrays[columns.label], notes, place)
+    y = beside([as_labels(arrays[label], place) for label in columns.labels], place)
     return Frame(x, texts, y, named(columns.client), named(columns.group), place)
 
 

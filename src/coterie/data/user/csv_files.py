@@ -13,7 +13,7 @@ import numpy as np
 
 from coterie.data.user.bounds import Bounded, Unusable, check_width
 from coterie.data.user.frames import NOTHING, Columns, Frame, code, narrow, number
-from coterie.data.user.reading import Array, Notes, as_text, whole_labels
+from coterie.data.user.reading import Array, Notes, as_text, beside
 
 CELLS = 1_000_000  # held as text at a time
 Line = tuple[int, list[str]]  # number and fields
@@ -91,7 +91,7 @@ def _read(
     names = header or next(lines)[1]
     index = {name: i for i, name in enumerate(names)}
     at = [index[name] for name in columns.features]
-    texts: dict[str, list[str]] = {n: [] for n in (columns.label, columns.client, columns.group) if n is not None}
+    texts: dict[str, list[str]] = {n: [] for n in (*columns.labels, columns.client, columns.group) if n is not None}
     known: dict[int, dict[str, int]] = {column: {} for column in sorted(text)}
     pieces = [np.empty((0, len(at)), np.float32)]
     numbers: list[int] = []
@@ -109,8 +109,7 @@ def _read(
     def named(name: str | None) -> Array | None:
         return None if name is None else as_text(texts[name], notes, path)
 
-    label = columns.label
-    y = None if label is None else labels_of_texts(texts[label], place, notes, path)
+    y = beside([labels_of_texts(texts[label], notes, path) for label in columns.labels], place)
     seen = {column: list(codes) for column, codes in known.items()}
     return Frame(np.concatenate(pieces), seen, y, named(columns.client), named(columns.group), place)
 
@@ -153,13 +152,13 @@ def numbers_of(rows: list[Line], at: list[int], columns: list[int], found: set[i
     return np.array(made, np.float64).reshape(-1, len(at))
 
 
-def labels_of_texts(texts: list[str], place: Callable[[int], str], notes: Notes, path: Path) -> Array:
-    """Integers if all labels are integers, else names."""
+def labels_of_texts(texts: list[str], notes: Notes, path: Path) -> Array:
+    """Integers or numbers if all labels are, else names."""
     try:
         return np.array([int(text) for text in texts], np.int64)
     except (ValueError, OverflowError):
         pass
     values = [None if text.lower() in NOTHING else number(text) for text in texts]
     if all(value is not None or text.lower() in NOTHING for value, text in zip(values, texts, strict=True)):
-        return whole_labels(np.array([np.nan if v is None else v for v in values], np.float64), notes, place)
+        return np.array([np.nan if v is None else v for v in values], np.float64)
     return as_text(["" if text.lower() in NOTHING else text for text in texts], notes, path)

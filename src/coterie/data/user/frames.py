@@ -31,7 +31,7 @@ PRECISION = (
 class Columns(NamedTuple):
     """The roles of the columns, the same in every file."""
 
-    label: str | None
+    labels: tuple[str, ...]  # empty: none
     client: str | None
     features: tuple[str, ...]
     group: str | None = None
@@ -42,7 +42,7 @@ class Frame(NamedTuple):
 
     x: Array  # (n, F) float32; NaN: missing; text: index in texts
     texts: dict[int, list[str]]  # feature -> its distinct texts
-    y: Array | None  # (n,) labels
+    y: Array | None  # (n, ...) labels as in the file
     owners: Array | None  # (n,) client names
     group: Array | None  # (n,) group names
     place: Callable[[int], str]  # file and line of a row

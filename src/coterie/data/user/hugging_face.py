@@ -60,7 +60,7 @@ def read_hugging_face(folder: Path, reading: Reading, notes: Notes) -> Found:
         own = choose([str(n) for n in table.column_names], replace(reading, label_column=label), True, place)
         if read and own.features != names:
             raise CoterieError(f"{place}: columns differ from those in {places[0][0]}: {', '.join(own.features)}")
-        names, classes = own.features, class_names(features, str(own.label)) or classes
+        names, classes = own.features, class_names(features, own.labels[0]) or classes
         whole = sample_column(table, names, place)
         frame = frame_of(table, own._replace(features=() if whole else names), notes, str(place))
         read.append(
@@ -68,7 +68,7 @@ def read_hugging_face(folder: Path, reading: Reading, notes: Notes) -> Found:
         )
     columns = () if whole else unified([frame for frame, _ in read], names, notes)
     parts = [part for frame, split in read for part in divided(frame, split)]
-    return Found("a Hugging Face dataset", parts, classes, columns)
+    return Found("a Hugging Face dataset", parts, classes, own.labels, columns)
 
 
 def sample_column(table: Any, names: tuple[str, ...], folder: Path) -> bool:

@@ -12,27 +12,25 @@ from numpy.typing import NDArray
 
 from coterie.core.data import Column, Transform
 from coterie.core.errors import CoterieError
+from coterie.core.task import Task
+from coterie.core.tasks import task_class
 from coterie.data.dataset import Dataset
 from coterie.data.user.coding import check_coding
 from coterie.data.user.gaps import check_values
 from coterie.data.user.inputs import as_input
+from coterie.data.user.labels import MOST_CLASSES, Whole, converted, guessed
 from coterie.data.user.reading import (
-    MISSING,
-    NO_LABEL,
     OTHER_SHAPE,
-    OUT_OF_RANGE,
     Array,
     Found,
     Notes,
     Part,
     Reading,
-    in_order,
     shaped,
 )
 from coterie.data.user.split import divided_groups, keep_categories, split_parts
 
-MOST_CLASSES = 10_000
-Whole = NDArray[np.int64]
+GUESSED = "guessed"  # in the record of a dataset: the task was not named
 
 
 class Places:
@@ -51,9 +49,10 @@ class Places:
 class Pooled:
     form: str  # the format in words
     clients: tuple[str, ...]  # names
-    classes: tuple[str, ...]
+    task: type[Task]
+    classes: tuple[str, ...]  # names of classes, targets or labels; empty: they have none
     x: Array  # (N, ...) uint8, int64, float16 or float32
-    y: Whole  # (N,) -1: no class
+    y: Array  # (N, ...) in the type of the task; -1: no class
     owner: Whole  # (N,)
     test: NDArray[np.bool_]  # (N,)
     divided: bool  # whether the split was made here rather than given
@@ -61,6 +60,11 @@ class Pooled:
     columns: tuple[Column, ...] = ()  # of a table
     group: Whole | None = None  # (N,) a group is never split
     done: tuple[str, ...] = ()  # how the samples were read, if that may surprise
+
+    @property
+    def strata(self) -> Array:
+        """(N,) the class of each sample; 0 for tasks without one."""
+        return self.y if self.task.one_class else np.zeros(len(self.y), np.int64)
 
     def sizes(self, chosen: NDArray[np.bool_]) -> Whole:
         """(m,) number of chosen samples per client."""
@@ -70,6 +74,8 @@ class Pooled:
         x, y = torch.from_numpy(self.x), torch.from_numpy(self.y)
         owner, test = torch.from_numpy(self.owner), torch.from_numpy(self.test)
         record: dict[str, Any] = {"reading": list(self.done)} if self.done else {}
+        if reading.task is None:
+            record["task"] = GUESSED
         if self.divided:
             record["split"] = {"made": "per client and class", "share": reading.test_share, "seed": reading.split_seed}
             if self.group is not None:
@@ -87,11 +93,15 @@ class Pooled:
             groups=None if group is None else (group[~test], group[test]),
             client_names=self.clients,
             record=record,
+            task=self.task,
         )
 
 
-def pool(found: Found, reading: Reading, notes: Notes, where: str) -> Pooled:
-    """Pool all usable samples and report the others. where: file or folder, for error messages."""
+def pool(found: Found, reading: Reading, notes: Notes, where: str, task: type[Task] | None = None) -> Pooled:
+    """Pool all usable samples and report the others. where: file or folder, for error messages.
+
+    task: default: that of `reading`, or guessed from the labels.
+    """
     names = tuple(dict.fromkeys(part.client for part in found.parts))
     parts = same_kind([part for part in found.parts if len(part.x)], found.columns, reading, notes)
     if not parts:
@@ -100,17 +110,21 @@ def pool(found: Found, reading: Reading, notes: Notes, where: str) -> Pooled:
     index = {name: i for i, name in enumerate(names)}
     owner = np.repeat([index[part.client] for part in parts], [len(part.x) for part in parts])
     place = Places(parts)
-    y, classes = numbered(joined_labels(parts), found.classes, place, notes)
-    if len(classes) > MOST_CLASSES:
+    kind = task or (guessed(parts) if reading.task is None else task_class(reading.task))
+    names_of_labels = found.classes if kind.one_class else found.classes or found.labels or None
+    y, classes = converted(parts, kind, names_of_labels, place, notes)
+    if kind.one_class and len(classes) > MOST_CLASSES:
         raise CoterieError(f"{where}: {len(classes):,} classes are too many; is this the right label column?")
     columns = check_values(x, found.columns, reading, place, notes)
     group = joined_groups(parts, place, notes)
-    test, divided = split_parts(parts, y, group, reading)
+    strata = y if kind.one_class else np.zeros(len(y), np.int64)
+    test, divided = split_parts(parts, strata, group, reading)
     if group is not None:
         divided_groups(group, test, place, notes)
     given = np.repeat([part.split is not None for part in parts], [len(part.x) for part in parts])
     test = keep_categories(x, columns, group, test, given, place, notes)
-    pooled = Pooled(found.form, names, classes, x, y, owner, test, divided, place, columns, group, tuple(notes.done))
+    about = (found.form, names, kind, classes)
+    pooled = Pooled(*about, x, y, owner, test, divided, place, columns, group, tuple(notes.done))
     count_clients(pooled, notes)
     check_coding(pooled, notes)
     return pooled
@@ -148,34 +162,6 @@ def joined_groups(parts: list[Part], place: Places, notes: Notes) -> Whole | Non
     return number.reshape(-1).astype(np.int64)
 
 
-def joined_labels(parts: list[Part]) -> Array:
-    """(N,) integers if all clients have integers, else names."""
-    labels = [part.y for part in parts]
-    if any(y.dtype.kind == "U" for y in labels):
-        labels = [y if y.dtype.kind == "U" else np.where(y == MISSING, "", y.astype(str)) for y in labels]
-    return np.concatenate(labels)
-
-
-def numbered(y: Array, known: tuple[str, ...] | None, place: Places, notes: Notes) -> tuple[Whole, tuple[str, ...]]:
-    """(N,) class indices, -1 for invalid labels; and the class names."""
-    if y.dtype.kind == "U":
-        values, at = np.unique(y, return_inverse=True)
-        names = known or tuple(sorted((str(v) for v in values if v), key=in_order))
-        number = {name: i for i, name in enumerate(names)}
-        labels = np.array([number.get(str(v), -1) for v in values], np.int64)[at.reshape(-1)]
-        gone = y == ""
-    else:
-        gone = y == MISSING
-        fine = (y >= 0) & (y < (len(known) if known else MOST_CLASSES))
-        labels = np.where(fine, y, -1)
-        names = known or tuple(map(str, range(int(labels.max()) + 1)))
-    most = len(known) if known else MOST_CLASSES
-    notes.wrong_at(NO_LABEL, np.flatnonzero(gone), place)
-    wrong = np.flatnonzero((labels < 0) & ~gone)
-    notes.wrong_at(OUT_OF_RANGE, wrong, lambda i: f"{place(i)}: {y[i]} is not one of the classes 0 to {most - 1}")
-    return labels, names
-
-
 def count_clients(pooled: Pooled, notes: Notes) -> None:
     """Report clients and classes without samples, and clients with one class."""
     train, test = pooled.sizes(~pooled.test), pooled.sizes(pooled.test)
@@ -186,6 +172,8 @@ def count_clients(pooled: Pooled, notes: Notes) -> None:
             notes.wrong("client without training samples", f"client {i} ({name})")
         elif test[i] == 0:
             notes.worth_knowing("client without test samples, so it is not evaluated", f"client {i} ({name})")
+    if not pooled.task.one_class:
+        return
     known = pooled.y >= 0
     pairs = np.unique(np.stack([pooled.owner[known], pooled.y[known]]), axis=1)
     of_client = np.bincount(pairs[0], minlength=len(pooled.clients))

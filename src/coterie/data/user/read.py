@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 from coterie.core.errors import CoterieError
+from coterie.core.task import Task
 from coterie.data.dataset import Dataset
 from coterie.data.datasets import is_known
 from coterie.data.user.arrays import is_pfllib, read_npz, read_pfllib
@@ -27,10 +28,10 @@ def is_path(name: str) -> bool:
     return os.sep in name or name.startswith(("~", ".")) or (not is_known(name) and os.path.exists(name))
 
 
-def read_own(path: str | os.PathLike[str], reading: Reading) -> Dataset:
-    """Read a user's data; raises an error with the first problem."""
+def read_own(path: str | os.PathLike[str], reading: Reading, task: type[Task] | None = None) -> Dataset:
+    """Read a user's data; raises an error with the first problem. task: default: that of `reading`, or guessed."""
     where, notes = located(path), Notes()
-    pooled = pooled_at(where, reading, notes)
+    pooled = pooled_at(where, reading, notes, task)
     if notes.errors:
         kinds = f", and {len(notes.errors) - 1} more kinds of problems" if len(notes.errors) > 1 else ""
         raise CoterieError(f"{notes.errors[0]}{kinds}. `coterie data check {shlex.quote(str(path))}` lists all")
@@ -46,11 +47,11 @@ def located(path: str | os.PathLike[str]) -> Path:
     return where
 
 
-def pooled_at(path: Path, reading: Reading, notes: Notes) -> Pooled:
+def pooled_at(path: Path, reading: Reading, notes: Notes, task: type[Task] | None = None) -> Pooled:
     reading.check()
     try:
         found = find(path, reading, notes)
-        return pool(found, reading, notes, str(path))
+        return pool(found, reading, notes, str(path), task)
     except OSError as error:
         raise CoterieError(f"{error.filename or path}: cannot be read ({error.strerror})") from None
     except MemoryError:

@@ -28,14 +28,30 @@ UNREADABLE = "cannot be read"
 OTHER_SHAPE = "different shape than the rest"
 INPUTS = ("auto", "image", "series", "values", "tokens")
 FILLS = ("refuse", "median")
-ONE_LABEL = "Coterie trains classifiers with one label per sample, a whole number from 0 or a name"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
     """How to read users' data."""
 
-    label_column: str | None = field(default=None, metadata={"help": "label column of your table"})
+    label_column: str | None = field(
+        default=None, metadata={"help": "label column of your table; several are separated by commas"}
+    )
+    task: str | None = field(
+        default=None,
+        metadata={
+            "help": "classification, multi-label, regression, segmentation, next-token, or package.module:Class for "
+            "your own; default: by the labels"
+        },
+    )
+    task_args: str | None = field(
+        default=None,
+        metadata={"help": "options of the task, such as loss=huber or label_smoothing=0.1,class_weights=[1,3]"},
+    )
+    metric: str | None = field(
+        default=None,
+        metadata={"help": "metric of the task that decides and is shown, such as auroc or mae; default: its first"},
+    )
     client_column: str | None = field(default=None, metadata={"help": "client column of your table"})
     group_column: str | None = field(
         default=None,
@@ -100,7 +116,7 @@ class Part(NamedTuple):
     client: str
     split: str | None  # train, test; None: not yet split
     x: Array  # (n, ...) as in the file
-    y: Array  # (n,) int64, or class names
+    y: Array  # (n, ...) int64, float64 or text, as in the file
     place: Callable[[int], str]  # file and row of a sample
     group: Array | None = None  # (n,) group names; a group is not divided between training and test
 
@@ -109,6 +125,7 @@ class Found(NamedTuple):
     form: str  # the format in words
     parts: list[Part]
     classes: tuple[str, ...] | None = None  # names, if the data define them
+    labels: tuple[str, ...] = ()  # names of the label columns of a table
     columns: tuple[Column, ...] = ()  # of a table
 
 
@@ -252,42 +269,8 @@ def as_text(values: Sequence[str], notes: Notes, path: Path) -> Array:
     return np.array(values, dtype=str)
 
 
-def whole_labels(values: Array, notes: Notes, place: Callable[[int], str]) -> Array:
-    """(n,) labels as int64 or as names; numbers must be whole, NaN means no label."""
-    seen = f"labels of type {values.dtype}, shape {values.shape}"
-    if values.ndim == 2 and values.shape[1] == 1:
-        values = values[:, 0]
-    if values.ndim != 1:
-        kind = "several labels per sample" if values.ndim == 2 else "masks"
-        raise CoterieError(f"{place(0)}: {seen}: {kind} are not supported. {ONE_LABEL}")
-    if values.dtype.kind in "iub":
-        if values.dtype == np.uint64:
-            values = np.minimum(values, np.uint64(2**62))
-        return values.astype(np.int64)
-    if values.dtype.kind == "O":
-        return object_labels(values, seen, place)
-    if values.dtype.kind not in "fUS":
-        raise CoterieError(f"{place(0)}: {seen}. {ONE_LABEL}")
-    if values.dtype.kind != "f":
-        return as_names(values, place)
-    gone = np.isnan(values)
-    fine = gone | ((np.abs(values) < 2**53) & (values == np.trunc(values)))
-    notes.wrong_at(
-        f"target that is not a class; {ONE_LABEL}",
-        np.flatnonzero(~fine),
-        lambda i: f"{place(i)}: {values[i]:g} ({seen})",
-    )
-    return np.where(gone | ~fine, 0, values).astype(np.int64) + np.where(gone, MISSING, np.where(fine, 0, -1))
-
-
-def object_labels(values: Array, seen: str, place: Callable[[int], str]) -> Array:
-    """Labels as text; None and NaN mean no label."""
-    names = []
-    for i, value in enumerate(values):
-        if value is None or (isinstance(value, float) and np.isnan(value)):
-            names.append("")
-        elif isinstance(value, (str, int, np.integer)):
-            names.append(str(value))
-        else:
-            raise CoterieError(f"{place(i)}: a label of type {type(value).__name__} ({seen}). {ONE_LABEL}")
-    return np.array(names, dtype=str)
+def beside(columns: Sequence[Array], place: Callable[[int], str]) -> Array | None:
+    """(n,) the labels of one column, (n, T) of several, None of none."""
+    if len(columns) > 1 and (text := [column for column in columns if column.dtype.kind not in "iuf"]):
+        raise CoterieError(f"{place(0)}: the label {text[0][0]!r} is text; several label columns must hold numbers")
+    return np.stack(columns, 1) if len(columns) > 1 else columns[0] if columns else None

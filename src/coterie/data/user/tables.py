@@ -81,7 +81,7 @@ def read_tables(
     features = unified([file.frame for file in read], columns.features, notes)
     parts = [part for file in read for part in divided(file)]
     how = f"{kind}, clients in column '{columns.client}'" if columns.client else f"{kind} files"
-    return Found(how, sorted(parts, key=lambda part: in_order(part.client)), columns=features)
+    return Found(how, sorted(parts, key=lambda part: in_order(part.client)), None, columns.labels, features)
 
 
 def choose(names: Sequence[str], reading: Reading, shared: bool, path: Path | str) -> Columns:
@@ -89,21 +89,29 @@ def choose(names: Sequence[str], reading: Reading, shared: bool, path: Path | st
     for name in reading.dropped:
         if name not in names:
             raise CoterieError(f"{path}: {unknown('column to drop', name, names)}")
-    label = find_column(names, reading.label_column, LABELS, "label", path)
+    labels = label_columns(names, reading.label_column, path)
     group = client = None
-    others = [name for name in names if name != label]
+    others = [name for name in names if name not in labels]
     if reading.group_column is not None:
         group = find_column(others, reading.group_column, (), "group", path)
     if reading.client_column or shared:
         client = find_column(others, reading.client_column, CLIENTS, "client", path)
-    features = tuple(name for name in names if name not in (label, client, group, *reading.dropped))
+    features = tuple(name for name in names if name not in (*labels, client, group, *reading.dropped))
     if not features:
         raise CoterieError(f"{path}: no columns besides the label")
-    return Columns(label, client, features, group)
+    return Columns(labels, client, features, group)
+
+
+def label_columns(names: Sequence[str], named: str | None, path: Path | str) -> tuple[str, ...]:
+    """The label columns: one, or several separated by commas. A name may contain commas."""
+    if named is None or named in names or "," not in named:
+        return (find_column(names, named, LABELS, "label", path),)
+    several = [name.strip() for name in named.split(",") if name.strip()]
+    return tuple(find_column(names, name, (), "label", path) for name in several)
 
 
 def same_columns(columns: Columns, names: Sequence[str], dropped: Sequence[str]) -> None:
-    wanted = {name for name in (columns.label, columns.client, columns.group, *columns.features) if name is not None}
+    wanted = {name for name in (*columns.labels, columns.client, columns.group, *columns.features) if name is not None}
     lacks, more = wanted - set(names), set(names) - wanted - set(dropped)
     if lacks or more:
         found = (("missing", lacks), ("unexpected", more))

@@ -12,13 +12,16 @@ from torch.utils.data import TensorDataset
 
 from coterie.core.data import FederatedData, Transform
 from coterie.core.errors import CoterieError
+from coterie.core.task import Task
+from coterie.core.tasks import task_class
 from coterie.data.gather import divide, federate
 from coterie.data.statistics import filled, normalised
+from coterie.data.task_choice import with_task
 from coterie.data.user.columnar import frame_of_columns, is_columnar, names_of_columns
 from coterie.data.user.frames import Columns, Frame, unified
+from coterie.data.user.labels import as_labels
 from coterie.data.user.pooled import pool
 from coterie.data.user.reading import (
-    ONE_LABEL,
     Array,
     Found,
     Notes,
@@ -27,7 +30,6 @@ from coterie.data.user.reading import (
     as_names,
     by_client,
     rows_in,
-    whole_labels,
 )
 from coterie.data.user.records import Given, plain
 from coterie.data.user.tables import choose, own_groups, same_columns
@@ -40,6 +42,9 @@ def clients_from(
     client: Sequence[Any] | str | None = None,
     group: Any = None,
     classes: Sequence[str] | None = None,
+    task: str | type[Task] | Task | None = None,
+    task_args: Mapping[str, Any] | str | None = None,
+    metric: str | None = None,
     label_column: str | None = None,
     drop_column: str | None = None,
     sample_column: str | None = None,
@@ -61,6 +66,10 @@ def clients_from(
     test: in the same form; default: a share of each client's samples, stratified by class.
     group: samples with the same value (patient, recording) stay on one side of every split: one value per sample, in
     the form of `train`; for tables the name of a column.
+    task: "classification", "multi-label", "regression", "segmentation", "next-token", the import path or class of your
+    own, or a Task; default: guessed from the labels. task_args: its options, such as {"loss": "huber"}.
+    metric: the metric that decides and is shown, such as "auroc"; default: the first of the task.
+    label_column: for tables; several are separated by commas.
     sample_column: for Datasets whose samples are dictionaries, such as `datasets.Dataset`: the column of the samples;
     label_column, client and group name others. Default: the only other column; if all hold numbers and text, a table.
     padding: token id that fills sequences of different lengths up to the longest; labels per token are filled with -1,
@@ -84,6 +93,7 @@ def clients_from(
         drop_column=drop_column,
         input=input,
         missing=missing,
+        task=None if task is None else task if isinstance(task, str) else task.name,
         test_share=test_share,
         split_seed=seed,
     )
@@ -104,12 +114,13 @@ def clients_from(
     known = {part.client for part in found.parts if part.split != "test"}
     if strangers := [part.client for part in found.parts if part.client not in known]:
         raise CoterieError(f"test samples of clients without training samples: {', '.join(strangers[:5])}")
-    pooled = pool(found._replace(classes=tuple(classes) if classes else None), reading, notes, name)
+    kind = type(task) if isinstance(task, Task) else None if task is None else task_class(task)
+    pooled = pool(found._replace(classes=tuple(classes) if classes else None), reading, notes, name, kind)
     if notes.errors:
         raise CoterieError("; ".join(map(str, notes.errors)))
     source = pooled.dataset(name, reading)
     data = federate(source, divide(source, "natural"), validation, seed)
-    data = filled(data, missing)
+    data = filled(with_task(data, task, metric, task_args), missing)
     if transform is not None and not transform.columns:
         transform = replace(transform, columns=data.transform.columns)
     return normalised(data, transform or data.transform, normalise, channel_axis)
@@ -158,7 +169,7 @@ def tables_of(train: Any, test: Any, reading: Reading, notes: Notes) -> Found:
             parts += by_client(frame.x, frame.y, frame.owners, split, frame.place, frame.group)
         else:
             parts.append(Part(client, split, frame.x, frame.y, frame.place, own_groups(frame.group, client)))
-    return Found("tables", parts, columns=features)
+    return Found("tables", parts, None, columns.labels, features)
 
 
 def parts_of(given: Any, client: Any, split: str | None, group: Any, notes: Notes) -> list[Part]:
@@ -168,7 +179,7 @@ def parts_of(given: Any, client: Any, split: str | None, group: Any, notes: Note
         if owners.shape != (len(x),):
             raise CoterieError(f"`client` must have one value for each of {len(x)} samples, got shape {owners.shape}")
         place = rows_in("the dataset", "sample")
-        return by_client(x, whole_labels(y, notes, place), owners, split, place, groups_of(group, len(x), "", place))
+        return by_client(x, as_labels(y, place), owners, split, place, groups_of(group, len(x), "", place))
     if not isinstance(given, (Sequence, Mapping)) or isinstance(given, str):
         raise CoterieError("pass a list of Datasets, one per client, or one Dataset and `client`, one name per sample")
     named = dict(given.items() if isinstance(given, Mapping) else enumerate(given))
@@ -182,7 +193,7 @@ def parts_of(given: Any, client: Any, split: str | None, group: Any, notes: Note
         x, y = read_dataset(dataset, where)
         place = rows_in(where, "sample")
         own = None if group is None else groups_of(group[key], len(x), f"{key}/", place)
-        parts.append(Part(str(key), split, x, whole_labels(y, notes, place), place, own))
+        parts.append(Part(str(key), split, x, as_labels(y, place), place, own))
     return parts
 
 
@@ -223,7 +234,7 @@ def joined(labels: list[Array | None], where: str) -> Array:
     if not known:
         return np.full(len(labels), np.nan) if labels else np.empty(0, np.int64)
     if other := [label.shape for label in known if label.shape != known[0].shape]:
-        raise CoterieError(f"{where}: labels of shape {known[0].shape} and of shape {other[0]}. {ONE_LABEL}")
+        raise CoterieError(f"{where}: labels of shape {known[0].shape} and of shape {other[0]}")
     if len(known) == len(labels):
         return np.stack(known)
     if known[0].dtype.kind in "iubf" and known[0].size == 1:

@@ -132,6 +132,10 @@ def outcome_values(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         for name, value in (last | best).items():
             if value is not None:
                 yield f"outcome/{outcome['name']}/{name}", value
+    for model, metrics in (result.get("metrics") or {}).items():
+        for name, numbers in metrics.items():
+            if numbers["mean"] is not None:
+                yield f"outcome/{model}/{name}", numbers["mean"]
     for name in ("rounds", "bytes_up", "bytes_down"):
         yield f"outcome/{name}", result[name]
     for phase, seconds in result["seconds"].items():

@@ -1,0 +1,82 @@
+"""The task and metric of a federation, as the user chooses them."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from coterie.core.data import FederatedData
+from coterie.core.errors import CoterieError
+from coterie.core.task import Task
+from coterie.core.tasks import NextToken, task_class
+
+
+def with_task(
+    data: FederatedData,
+    task: str | type[Task] | Task | None = None,
+    metric: str | None = None,
+    options: Mapping[str, Any] | str | None = None,
+) -> FederatedData:
+    """The data with this task, fitted to the training labels. What does not fit is an error.
+
+    task: default: that of the data. options: arguments of its constructor.
+    """
+    given = {**read_options(options), **({} if metric is None else {"metric": metric})}
+    if isinstance(task, Task):
+        made = made_by(type(task), {**task.options, **given}) if given else task
+    elif task is None or task_class(task) is type(data.task):
+        made = made_by(type(data.task), {**data.task.options, **given}) if given else data.task
+    else:
+        made = fitted(task_class(task), data.train.y, data.train.x, data.classes, given)
+    for name in ("train", "test", "validation"):
+        split = getattr(data, name)
+        if split is not None:
+            made.check_labels(split.y, f"{data.name}, {name}")
+    return replace(data, classes=made.classes if made.one_class else 0, task=made)
+
+
+def fitted(kind: type[Task], y: Tensor, x: Tensor, classes: int, options: Mapping[str, Any]) -> Task:
+    """The task of training labels. classes: names of classes, or distinct labels in all splits."""
+    if kind is NextToken and not x.is_floating_point() and x.numel():
+        classes = max(classes, int(x.max()) + 1)  # the vocabulary
+    check_options(kind, options)
+    return kind.fitted(y, classes, **options)
+
+
+def made_by(kind: type[Task], options: Mapping[str, Any]) -> Task:
+    check_options(kind, options)
+    return kind(**options)
+
+
+def read_options(given: Mapping[str, Any] | str | None) -> dict[str, Any]:
+    """Options of a task: a mapping, or text such as loss=huber,class_weights=[1,3]."""
+    if not isinstance(given, str):
+        return dict(given or {})
+    try:
+        call = ast.parse(f"task({given})", mode="eval").body
+        assert isinstance(call, ast.Call)
+        if call.args or any(keyword.arg is None for keyword in call.keywords):
+            raise ValueError
+        return {str(word.arg): plain(word.value) for word in call.keywords}
+    except (SyntaxError, ValueError, AssertionError):
+        raise CoterieError(f"task options are NAME=VALUE,NAME=VALUE, such as loss=huber, got '{given}'") from None
+
+
+def plain(node: ast.expr) -> Any:
+    """The value of a literal; other names are text."""
+    return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)
+
+
+def check_options(kind: type[Task], options: Mapping[str, Any]) -> None:
+    """Refuse options that the constructor of a task does not take."""
+    takes = inspect.signature(kind).parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in takes.values()):
+        return
+    for name in options:
+        if name not in takes:
+            raise CoterieError(f"task {kind.name} has no option '{name}'; it has: {', '.join(takes) or 'none'}")

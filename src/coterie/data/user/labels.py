@@ -1,0 +1,132 @@
+"""Labels of users' data: read as they are, then converted for the task that the user names or the labels suggest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.core.errors import CoterieError
+from coterie.core.task import Classification, Task
+from coterie.core.tasks import MultiLabel, NextToken, Regression, Segmentation
+from coterie.data.user.reading import MISSING, NO_LABEL, OUT_OF_RANGE, Array, Notes, Part, as_names, in_order
+
+if TYPE_CHECKING:
+    from coterie.data.user.pooled import Places
+
+MOST_CLASSES = 10_000
+A_CLASS = "a class is a whole number from 0 or a name; --task regression takes numbers"
+NO_TARGET = "target that is missing or infinite"
+Whole = NDArray[np.int64]
+
+
+def as_labels(values: Array, place: Callable[[int], str]) -> Array:
+    """(n, ...) labels as int64, float64 or text; text may be missing ("")."""
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if values.dtype.kind in "iub":
+        return (np.minimum(values, np.uint64(2**62)) if values.dtype == np.uint64 else values).astype(np.int64)
+    if values.dtype.kind == "f":
+        return values.astype(np.float64)
+    if values.dtype.kind == "O" and values.ndim == 1:
+        return object_labels(values, place)
+    if values.dtype.kind in "US" and values.ndim == 1:
+        return as_names(values, place)
+    raise CoterieError(f"{place(0)}: labels of type {values.dtype}, shape {values.shape}; {A_CLASS}")
+
+
+def object_labels(values: Array, place: Callable[[int], str]) -> Array:
+    """Labels as text; None and NaN mean no label."""
+    names = []
+    for i, value in enumerate(values):
+        if value is None or (isinstance(value, float) and np.isnan(value)):
+            names.append("")
+        elif isinstance(value, (str, int, np.integer)):
+            names.append(str(value))
+        else:
+            raise CoterieError(f"{place(i)}: a label of type {type(value).__name__}; {A_CLASS}")
+    return np.array(names, dtype=str)
+
+
+def guessed(parts: Sequence[Part]) -> type[Task]:
+    """The task that labels suggest: by their shape, by fractions, and by samples that are tokens."""
+    shape, where = parts[0].y.shape[1:], parts[0].place(0)
+    for part in parts:
+        if part.y.shape[1:] != shape:
+            raise CoterieError(f"{part.place(0)}: labels of shape {part.y.shape[1:]}, others have {shape}")
+    whole = all(part.y.dtype.kind in "iU" for part in parts)
+    if not shape:
+        return Regression if any(map(has_fractions, parts)) else Classification
+    if whole and parts[0].x.dtype.kind == "i" and parts[0].x.shape[1:] == shape:
+        return NextToken
+    if len(shape) == 1:
+        return MultiLabel if all(np.isin(part.y, (0, 1)).all() for part in parts) else Regression
+    if len(shape) == 2 and whole:
+        return Segmentation
+    raise CoterieError(f"{where}: labels of shape {shape} fit no task; name yours with --task package.module:Class")
+
+
+def has_fractions(part: Part) -> bool:
+    return part.y.dtype.kind == "f" and bool((part.y[np.isfinite(part.y)] % 1 != 0).any())
+
+
+def converted(
+    parts: Sequence[Part], kind: type[Task], known: tuple[str, ...] | None, place: Places, notes: Notes
+) -> tuple[Array, tuple[str, ...]]:
+    """(N, ...) labels in the type of the task, -1 for invalid classes; and the names of classes."""
+    if kind.one_class:
+        return numbered(joined_names([as_classes(part, notes) for part in parts]), known, place, notes)
+    if text := [part for part in parts if part.y.dtype.kind == "U"]:
+        raise CoterieError(f"{text[0].place(0)}: the label '{text[0].y[0]}' is text; {kind.name} needs numbers")
+    y = np.concatenate([part.y for part in parts])
+    gone = ~np.isfinite(y).reshape(len(y), -1).all(1)
+    notes.wrong_at(NO_TARGET, np.flatnonzero(gone), place)
+    if kind.label_type.is_floating_point:
+        return (y[:, None] if y.ndim == 1 else y).astype(np.float32), known or ()
+    odd = ~gone & (y % 1 != 0).reshape(len(y), -1).any(1)
+    notes.wrong_at(f"label that is not a whole number; {kind.name} needs classes", np.flatnonzero(odd), place)
+    return np.where(np.isfinite(y), y, -1).astype(np.int64), known or ()
+
+
+def as_classes(part: Part, notes: Notes) -> Array:
+    """(n,) int64 or names; numbers must be whole, NaN means no label."""
+    values, place = part.y, part.place
+    seen = f"labels of type {values.dtype}, shape {values.shape}"
+    if values.ndim != 1:
+        raise CoterieError(f"{place(0)}: {seen}: classification needs one class per sample; choose another --task")
+    if values.dtype.kind != "f":
+        return values
+    gone = np.isnan(values)
+    fine = gone | ((np.abs(values) < 2**53) & (values == np.trunc(values)))
+    wrong = np.flatnonzero(~fine)
+    notes.wrong_at(f"target that is not a class; {A_CLASS}", wrong, lambda i: f"{place(i)}: {values[i]:g} ({seen})")
+    return np.where(gone | ~fine, 0, values).astype(np.int64) + np.where(gone, MISSING, np.where(fine, 0, -1))
+
+
+def joined_names(labels: Sequence[Array]) -> Array:
+    """(N,) integers if all clients have integers, else names."""
+    if any(y.dtype.kind == "U" for y in labels):
+        labels = [y if y.dtype.kind == "U" else np.where(y == MISSING, "", y.astype(str)) for y in labels]
+    return np.concatenate(labels)
+
+
+def numbered(y: Array, known: tuple[str, ...] | None, place: Places, notes: Notes) -> tuple[Whole, tuple[str, ...]]:
+    """(N,) class indices, -1 for invalid labels; and the class names."""
+    if y.dtype.kind == "U":
+        values, at = np.unique(y, return_inverse=True)
+        names = known or tuple(sorted((str(v) for v in values if v), key=in_order))
+        number = {name: i for i, name in enumerate(names)}
+        labels = np.array([number.get(str(v), -1) for v in values], np.int64)[at.reshape(-1)]
+        gone = y == ""
+    else:
+        gone = y == MISSING
+        fine = (y >= 0) & (y < (len(known) if known else MOST_CLASSES))
+        labels = np.where(fine, y, -1)
+        names = known or tuple(map(str, range(int(labels.max()) + 1)))
+    most = len(known) if known else MOST_CLASSES
+    notes.wrong_at(NO_LABEL, np.flatnonzero(gone), place)
+    wrong = np.flatnonzero((labels < 0) & ~gone)
+    notes.wrong_at(OUT_OF_RANGE, wrong, lambda i: f"{place(i)}: {y[i]} is not one of the classes 0 to {most - 1}")
+    return labels, names
