@@ -17,6 +17,7 @@ from torch.utils.data import TensorDataset
 import coterie
 from coterie.cli import main
 from coterie.core.errors import CoterieError
+from coterie.data.user.export import export_clients
 
 ROWS = 96
 SHORT: dict[str, Any] = {
@@ -151,6 +152,14 @@ def test_metrics_of_classes_after_the_last_round() -> None:
     assert result.finals.confusion.tolist() == truth.confusion_matrix(torch.cat(labels), torch.cat(said)).tolist()
 
 
+def test_numbers_are_exported_and_read_again(tmp_path: Path) -> None:
+    data = loaded(table(tmp_path / "a.csv"), "score,risk")
+    export_clients(data, tmp_path / "out")
+    again = coterie.load_clients(str(tmp_path / "out"), label_column="score,risk")
+    assert again.task.name == "regression"
+    assert torch.equal(again.test.y, data.test.y)
+
+
 def command(*words: str) -> None:
     main(list(words))  # a SystemExit would fail the test
 
@@ -182,7 +191,7 @@ def test_regression_by_commands(
     command("predict", "c/fedper-seed0", "--client", "s2", "new.csv", "--json")
     value = json.loads(capsys.readouterr().out)[0]["values"]["score"]
     model = coterie.load_run("c/fedper-seed0").personal_model("s2")
-    assert value == pytest.approx(float(model(torch.tensor([[0.5, 0.1]]))), rel=1e-5)
+    assert value == pytest.approx(model(torch.tensor([[0.5, 0.1]])).item(), rel=1e-5)
     command("tune", "fedavg", "--over", "lr=0.001,0.1", *data, *short, "--out", "t")
     tuned = json.loads(Path("t/tuned.json").read_text())
     means = [standing["mean"] for standing in tuned["standings"]]

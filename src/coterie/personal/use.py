@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,7 @@ class Evaluation:
     @property
     def class_accuracy(self) -> list[float | None]:
         """None for a class without samples."""
-        rows = [] if self.confusion is None else self.confusion
+        rows: Iterable[Tensor] = () if self.confusion is None else self.confusion
         return [share(int(row[k]), int(row.sum())) for k, row in enumerate(rows)]
 
     @property

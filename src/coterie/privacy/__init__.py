@@ -30,7 +30,7 @@ REPRODUCIBLE = "drawn from the seed of a simulation: it gives no privacy"
 SECRET = "drawn from the operating system's secure generator, on the machine that adds it"  # noqa: S105 - a sentence
 FORM, FITTED = (
     "shape, classes and columns of the samples",
-    "figures that --normalise auto or --missing fitted to samples",
+    "figures that --normalise auto, --missing or a regression fitted to samples",
 )
 SCORED = "accuracy and loss on each client's test samples, which devices report only with --tell-scores"
 NOT_COVERED = {

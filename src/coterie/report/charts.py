@@ -112,7 +112,7 @@ def lines(
     marks = [v for v in ticks(low, high, 8) if v % 1 == 0 or not whole]
     drawn = [_line(s.look, [(x(a), y(b)) for a, b in s.points]) for s in series]
     values = [
-        [s.name, [round(own[v], 4) if v in own else None for v in xs]] for s in series for own in [dict(s.points)]
+        [s.name, [float(f"{own[v]:.6g}") if v in own else None for v in xs]] for s in series for own in [dict(s.points)]
     ]
     read = {"x": xs, "series": values, "axes": [x, y], "x_name": x_name, "y_name": y_name}
     content = (frame(x, y, x_name, y_name, marks), *drawn)
@@ -178,9 +178,10 @@ def bars(title: str, about: str, row: ChartRow, x_name: str, metric: MetricScale
         )
         for i, (v, tip) in enumerate(zip(row.values, row.tips, strict=True))
     ]  # fmt: skip
+    side, anchor = (LEFT + 4, "start") if metric.higher else (RIGHT - 4, "end")  # above the smallest bars
     mean = (
         tag("line", x1=LEFT, x2=RIGHT, y1=y(line), y2=y(line), class_="mean"),
-        text(LEFT + 4, y(line) - 6, f"mean {metric.written(line, 1)}", "start", "strong"),
+        text(side, y(line) - 6, f"mean {metric.written(line, 1)}", anchor, "strong"),
     )
     return svg(title, about, WIDTH, HEIGHT, frame(x, y, x_name, metric.heading, []), *drawn, *mean, class_="chart")
 
@@ -188,8 +189,7 @@ def bars(title: str, about: str, row: ChartRow, x_name: str, metric: MetricScale
 def strips(title: str, about: str, rows: Sequence[ChartRow], x_name: str, metric: MetricScale) -> Markup:
     """One strip per row: a stroke for each value, a diamond at the mean."""
     x = Axis(*around([v for row in rows for v in row.values], most=metric.most), 8, WIDTH - 10)
-    high = 50
-    bottom = high * len(rows) + 6
+    high, bottom = 50, 50 * len(rows) + 6
     grid = [
         join(
             tag("line", x1=x(v), x2=x(v), y1=6, y2=bottom, class_="rule"), text(x(v), bottom + 18, number(v))

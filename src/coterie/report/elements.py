@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from coterie.core.metric_scale import ACCURACY_SCALE, MetricScale
 from coterie.report.charts import Series, sample
 from coterie.report.markup import Markup, join, tag
 
@@ -37,10 +38,10 @@ def folded(summary: str, *content: str) -> Markup:
     return tag("details", tag("summary", summary), *content)
 
 
-def legend(series: Sequence[Series]) -> Markup:
-    """The look and last value of each line."""
+def legend(series: Sequence[Series], metric: MetricScale = ACCURACY_SCALE) -> Markup:
+    """The look and last value of each line, with the digits of a metric."""
     items = [
-        tag("li", sample(s.look), tag("span", s.name), tag("span", f"{s.points[-1][1]:.1f}", class_="last"))
+        tag("li", sample(s.look), tag("span", s.name), tag("span", metric.written(s.points[-1][1], 1), class_="last"))
         for s in series
     ]
     return tag("ul", *items, class_="legend")

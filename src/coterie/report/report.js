@@ -11,6 +11,10 @@
     tip.style.top = `${y - box.height - 14 < 4 ? y + 18 : y - box.height - 14}px`;
   }
 
+  function short(y) {
+    return y !== 0 && Math.abs(y) < 0.1 ? y.toPrecision(3) : y.toFixed(2);
+  }
+
   function hush() {
     tip.hidden = true;
     document.querySelectorAll(".cross").forEach((line) => line.remove());
@@ -45,7 +49,7 @@
       svg.append(made("line", { x1: x, x2: x, y1: top, y2: bottom, class: "cross" }));
       const values = chart.series
         .filter(([, ys]) => ys[index] !== null)
-        .map(([name, ys]) => `${name}: ${ys[index].toFixed(2)}`);
+        .map(([name, ys]) => `${name}: ${short(ys[index])}`);
       const point = place(svg, x, top + 30);
       tell([`${chart.x_name} ${+chart.x[index].toFixed(2)}`, ...values].join("\n"), point.x, point.y);
     }

@@ -62,5 +62,5 @@ def mean_of(scores: Sequence[Score]) -> float:
 
 def short_classes(run: Run) -> Iterator[str]:
     found, clients = len(run.class_table.counts) if run.class_table else 0, len(run.numbers)
-    if found < clients:
+    if found < clients and run.section("data").get("classes") != 0:
         yield f"has {found} of {clients} clients"

@@ -26,7 +26,7 @@ def export_clients(data: FederatedData, folder: Path) -> list[Path]:
         raise CoterieError(f"{folder} already exists; choose another folder, or remove it")
     if data.transform.columns:
         return [path for split in splits(data) for path in write_tables(data, split, folder / split)]
-    if data.train.x.dtype == torch.uint8 and len(data.shape) == 3 and data.shape[0] in CHANNELS:
+    if data.classes and data.train.x.dtype == torch.uint8 and len(data.shape) == 3 and data.shape[0] in CHANNELS:
         return [path for split in splits(data) for path in write_images(data, split, folder)]
     return [write_arrays(data, folder)]
 
@@ -41,6 +41,19 @@ def name_of(data: FederatedData, client: int) -> str:
     return re.sub(r"[^\w.-]+", "-", name).strip(".-") or f"client-{client}"
 
 
+def label_header(data: FederatedData) -> list[str]:
+    """The label columns of a table: one for classes, one for each target otherwise."""
+    if data.classes:
+        return ["label"]
+    return list(data.class_names) or [f"label {k}" for k in range(data.label_shape[0])]
+
+
+def label_cells(data: FederatedData, label: int | list[float]) -> list[str]:
+    if isinstance(label, int):
+        return [class_name(data, label)]
+    return [np.format_float_positional(np.float32(value), trim="-") for value in label]
+
+
 def class_name(data: FederatedData, label: int) -> str:
     return data.class_names[label] if data.class_names else str(label)
 
@@ -53,10 +66,10 @@ def write_tables(data: FederatedData, split: str, folder: Path) -> list[Path]:
         path = folder / f"{name_of(data, client)}.csv"
         with path.open("w", newline="", encoding="utf-8") as file:
             table = csv.writer(file)
-            table.writerow([*(column.name for column in columns), "label"])
+            table.writerow([*(column.name for column in columns), *label_header(data)])
             for row, label in zip(x.tolist(), y.tolist(), strict=True):
                 cells = [cell(value, column) for value, column in zip(row, columns, strict=True)]
-                table.writerow([*cells, class_name(data, label)])
+                table.writerow([*cells, *label_cells(data, label)])
         written.append(path)
     return written
 

@@ -33,7 +33,13 @@ def communication(runs: Sequence[Run]) -> Markup:
         chart = charts.lines(title, about, bought, "MB sent", f"mean {metric.heading}", metric.most)
         caption = f"{metric.title} over all data sent up to that round."
         figures.append(
-            tag("figure", tag("h3", f"{metric.title} for traffic"), chart, legend(bought), tag("figcaption", caption))
+            tag(
+                "figure",
+                tag("h3", f"{metric.title} for traffic"),
+                chart,
+                legend(bought, metric),
+                tag("figcaption", caption),
+            )
         )
     rows = [
         [name, *(f"{v / 1e6:.2f}" for v in (run.total("bytes_up"), run.total("bytes_down"), run.total("bytes_")))]

@@ -57,7 +57,7 @@ def curves(name: str, about: str, series: Sequence[Series], metric: MetricScale,
     ends = "; ".join(f"{s.name} ends at {metric.written(s.points[-1][1], 1)}{unit}" for s in series)
     title, axis = f"{name}: {metric.words} over rounds", f"mean {metric.heading}"
     drawn = charts.lines(title, ends, series, "round", axis, most=metric.most)
-    return tag("figure", tag("h3", name), drawn, legend(series), tag("figcaption", about), *more)
+    return tag("figure", tag("h3", name), drawn, legend(series, metric), tag("figcaption", about), *more)
 
 
 def round_table(run: Run, name: str) -> Markup:
