@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from sklearn.metrics import f1_score
 from torch import Tensor
 
 import coterie
@@ -19,7 +20,7 @@ import coterie.core.data
 from coterie.cli import main
 from coterie.core.errors import CoterieError
 from coterie.personal.samples import read_samples
-from coterie.personal.use import evaluate, predict, together
+from coterie.personal.use import evaluate, merged_confusion, predict
 from coterie.runs.finding import load_run
 from coterie.runs.run import Run
 from tests import toy
@@ -193,15 +194,18 @@ def test_confusion_and_accuracy_by_class(made: Made, samples: tuple[Tensor, Tens
     for client, found in zip((3, 1), told, strict=True):
         logits = plain_logits(run, client, x)
         said = logits.argmax(1)
+        assert found.confusion is not None
+        f1 = f1_score(y, said, average=None, labels=range(toy.CLASSES), zero_division=np.nan)
+        assert [np.nan if score is None else score for score in found.class_f1] == pytest.approx(f1, nan_ok=True)
         for true in range(toy.CLASSES):
             for taken in range(toy.CLASSES):
                 assert int(found.confusion[true, taken]) == sum((y == true) & (said == taken))
             among = y == true
             expected = float((said[among] == true).float().mean()) if among.any() else None
             assert found.class_accuracy[true] == (None if expected is None else pytest.approx(expected))
-        assert found.accuracy == pytest.approx(float((said == y).float().mean()))
+        assert found.scores["accuracy"] == pytest.approx(float((said == y).float().mean()))
         assert found.loss == pytest.approx(float(F.cross_entropy(logits, y)), abs=1e-6)
-    assert together(told).samples == 2 * len(y)
+    assert merged_confusion(told).samples == 2 * len(y)
 
 
 def test_evaluate_complains(made: Made, tmp_path: Path) -> None:

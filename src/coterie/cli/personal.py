@@ -111,7 +111,11 @@ def reading_of(chosen: argparse.Namespace) -> LabelledReading:
 def do_models(chosen: argparse.Namespace) -> None:
     run = run_of(chosen)
     if hasattr(chosen, "json"):
-        print(json.dumps([{**vars(c), "file": str(c.file)} for c in run.clients], indent=2))
+        called = {"score": run.metric.name}
+        listed = [
+            {called.get(name, name): v for name, v in vars(c).items()} | {"file": str(c.file)} for c in run.clients
+        ]
+        print(json.dumps(listed, indent=2))
         return
     rows = [
         [
