@@ -178,13 +178,13 @@ class LocalBackend(Backend):
             self.has_global = has_global(self.method, self.fast, server, self.data)
         return self.has_global
 
-    def every(self, task: str, split: str, downs: Any, server: Any = ()) -> Tensor:
-        """(m, M + 1 + D) every metric of the task for all clients, the sum of losses, and `Task.detail`, on the CPU.
+    def every(self, task: str, clients: Tensor, downs: Any, server: Any = ()) -> Tensor:
+        """(S, M + 1 + D) every metric on test samples, the sum of losses, and `Task.detail`, on the CPU.
 
-        task: score, with the download of each client, or score_global.
+        task: score, with the download of each client, or score_global. clients: all have test samples.
         """
-        work = self._work(Request(task, split, every=True, shared=server), self.everyone, downs)
-        found: Tensor = in_order(self.num_clients, ((given.cohort.rows, row) for given, row in work))
+        work = self._work(Request(task, "test", every=True, shared=server), clients, downs)
+        found: Tensor = in_order(len(clients), ((given.cohort.rows, row) for given, row in work))
         return found.cpu()
 
     def state(self, client: int) -> Any:

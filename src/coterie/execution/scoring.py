@@ -61,7 +61,7 @@ def score(predict: Callable[[Tensor], Tensor], data: Data, task: Task, every: bo
     """How a client's model does on its samples.
 
     (S + 1,) the sums of `judge`, for a `SummedMetric`; otherwise, or for every metric of the task, `measured`. Under
-    vmap, `measured` cannot be computed: the outputs (n, ...) are returned instead.
+    vmap, `measured` cannot be computed: the outputs (n, ...) are returned instead. every: the client has samples.
     """
     with torch.no_grad():
         if isinstance(task.metric, SummedMetric) and not every:
@@ -71,10 +71,9 @@ def score(predict: Callable[[Tensor], Tensor], data: Data, task: Task, every: bo
                 real = None if data.real is None else data.real[part, None]
                 total = total + (judged if real is None else torch.where(real, judged, 0.0)).sum(0)
             return total
-        if not len(data.y) and not every:
+        if not len(data.y):
             return torch.zeros(2, dtype=torch.float64, device=data.y.device)
-        outputs = [output for _, output in outputs_of(predict, data)] or [predict(data.x)]
-        output = torch.cat(outputs)
+        output = torch.cat([output for _, output in outputs_of(predict, data)])
         return measured(task, output, data.y, every) if data.alone else output
 
 

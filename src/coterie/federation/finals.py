@@ -56,15 +56,15 @@ def stored(value: float, metric: MetricScale) -> float | str:
 
 def measure_every(backend: LocalBackend, server: Any) -> FinalMetrics | None:
     """Evaluate the models that the run keeps; None without test samples."""
-    if not sum(backend.split("test").sizes):
+    task, tested = backend.model.task, torch.tensor(backend.split("test").sizes).nonzero()[:, 0]
+    if not len(tested):
         return None
-    task = backend.model.task
-    count, tested = len(task.metrics), torch.tensor(backend.split("test").sizes) > 0
-    own = backend.every("score", "test", send(backend.method, server, backend.everyone))
-    values = {PERSONAL: own}
+    found = {PERSONAL: backend.every("score", tested, send(backend.method, server, tested))}
     if not backend.method.personal_is_global and backend.predicts_globally(server):
-        values[GLOBAL] = backend.every("score_global", "test", (), server)
-    detail = own[tested, count + 1 :].sum(0)
+        found[GLOBAL] = backend.every("score_global", tested, (), server)
+    count = len(task.metrics)
+    blank = torch.full((backend.num_clients, count), torch.nan, dtype=torch.float64)
+    values = {model: blank.index_copy(0, tested, rows[:, :count]) for model, rows in found.items()}
+    detail = found[PERSONAL][:, count + 1 :].sum(0)
     confusion = detail.view(task.classes, task.classes).long() if task.one_class and detail.numel() else None
-    scores = {name: torch.where(tested[:, None], found[:, :count], torch.nan) for name, found in values.items()}
-    return FinalMetrics(tuple(metric.scale for metric in task.metrics), scores, confusion)
+    return FinalMetrics(tuple(metric.scale for metric in task.metrics), values, confusion)
