@@ -444,8 +444,8 @@ def test_compare_tests_its_methods(tmp_path: Path) -> None:
     assert "| method | against FedAvg-FT | pairs | p | p (Holm) | at 5 % |" in done.stdout
     stored = json.loads((tmp_path / "c" / "compare.json").read_text())["outcomes"]
     tuned = [o for o in stored if o["method"] == "FedAvg-FT"]
-    assert [len(o["accuracies"]) for o in tuned] == [4, 4]
-    assert tuned[0]["mean"] == pytest.approx(sum(tuned[0]["accuracies"]) / 4)
+    assert [len(o["scores"]) for o in tuned] == [4, 4]
+    assert tuned[0]["mean"] == pytest.approx(sum(tuned[0]["scores"]) / 4)
 
 
 def test_a_setting_that_is_new_does_not_make_old_results_useless() -> None:
