@@ -56,7 +56,7 @@ def test_what_is_chosen() -> None:
 
     def chosen(network: nn.Module, data: FederatedData, device: str = "cpu", **how: int) -> str:
         model = make_model(network, toy.SHAPE, toy.CLASSES)
-        return fastest(toy.method("fedavg"), model, data, device, Execution(**how))
+        return fastest(toy.method("fedavg"), model, data, device, Execution(**how)).backend
 
     assert chosen(dense(), many) == "stacked"
     assert chosen(dense(), few) == "looped"
@@ -67,6 +67,8 @@ def test_what_is_chosen() -> None:
     assert chosen(toy.network(), few, "cuda") == "stacked"
     assert chosen(dense(nn.Dropout(0.5)), many, "cuda") == "stacked"
     assert chosen(dense(nn.RReLU()), many, "cuda") == "looped"
+    assert chosen(toy.network(batch_norm=True), few, "cuda") == "streams"  # its convolutions are not fused
+    assert chosen(Recurrent(), few, "cuda") == "streams"
 
 
 class Recurrent(nn.Module):
@@ -83,22 +85,21 @@ class Recurrent(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_auto_loops_what_cannot_be_stacked(kind: type[nn.RNNBase], caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_loops_what_cannot_be_stacked(kind: type[nn.RNNBase], tmp_path: Path) -> None:
     many, network = toy.toy(train=(8,) * 8, test=(2,) * 8), Recurrent(kind)
     found, looped = (
-        coterie.run(toy.method("fedavg"), many, network, rounds=1, seed=3, backend=w) for w in ("auto", "looped")
+        coterie.run(toy.method("fedavg"), many, network, rounds=1, seed=3, backend=w, out=tmp_path / w)
+        for w in ("auto", "looped")
     )
+    said = (tmp_path / "auto" / "log.txt").read_text()
     assert found.history.curve("post") == looped.history.curve("post")
-    assert (
-        "clients run one after the other (backend=looped), because torch cannot batch them: Batching rule not"
-        in caplog.text
-    )
+    assert "clients run looped (torch cannot stack them: Batching rule not" in "".join(said)
 
 
 def test_stacked_by_name_is_refused_where_it_cannot_be(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with pytest.raises(
-        CoterieError, match=r"clients cannot be stacked: .*lstm.*; use backend=looped, or auto"
+        CoterieError, match=r"clients cannot be stacked: .*lstm.*; use backend=looped, streams or auto"
     ) as error:
         coterie.run(toy.method("fedavg"), toy.toy(), Recurrent(), rounds=1, backend="stacked", out=out)
     assert "\n" not in str(error.value)

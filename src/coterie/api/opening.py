@@ -93,5 +93,7 @@ def federation_line(settings: Settings, backend: Backend) -> str:
     known = len(backend.census.samples)
     joining = settings.joining(known)
     share = "all clients" if joining == known else f"{joining} of {known} clients"
-    where = type(backend).__name__.lower()
-    return f"federation: {settings.rounds} rounds, {share} in each, seed {settings.seed}; clients run {where}"
+    kind = type(backend).__name__.lower()
+    where = "on parallel streams" if kind == "streams" else kind
+    why = f" ({backend.why})" if backend.why else ""
+    return f"federation: {settings.rounds} rounds, {share} in each, seed {settings.seed}; clients run {where}{why}"

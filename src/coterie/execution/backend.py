@@ -38,6 +38,7 @@ class Backend(ABC):
     splits: list[str]  # that clients can be evaluated on
     census: Census
     chance: float | None  # score of a constant prediction on the test samples; None: unknown
+    why: str = ""  # why clients run there, where it is not obvious
     largest: float = ranges.LIMIT  # largest allowed magnitude in an update
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Choose where clients run: looped, stacked or on a Ray cluster, on a CPU or a GPU."""
+"""Choose where clients run: looped, stacked, on streams or on a Ray cluster, on a CPU or a GPU."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import os
 import warnings
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -23,6 +24,7 @@ from coterie.execution.memory import check_folder
 from coterie.execution.ray import Ray
 from coterie.execution.stacked import Stacked
 from coterie.execution.streams import Streams
+from coterie.gpu.fusion import FusedModel, fuse
 
 log = logging.getLogger("coterie")
 SMALL = 200_000  # parameters up to which stacking is faster on a CPU
@@ -67,6 +69,11 @@ class Execution:
                 raise CoterieError(f"{name.replace('_', ' ')} must be at least 1, not {value}")
 
 
+class Chosen(NamedTuple):
+    backend: str
+    why: str  # the reason, where it is not obvious
+
+
 def place(method: AnyMethod, model: Model, data: FederatedData, seed: int, how: Execution) -> LocalBackend:
     """The requested backend, or the fastest one for backend=auto."""
     model = replace(model, precision=how.precision)
@@ -74,19 +81,20 @@ def place(method: AnyMethod, model: Model, data: FederatedData, seed: int, how: 
     if how.backend == "ray":
         there = (how.device, how.cohort, how.ray_workers, how.ray_address)
         return Ray(method, model, data, seed, *there, how.state_dir)
-    where = how.backend if how.backend != "auto" else fastest(method, model, data, device, how)
+    chosen = Chosen(how.backend, "") if how.backend != "auto" else fastest(method, model, data, device, how)
     backend: LocalBackend
-    match where:
+    match chosen.backend:
         case "looped":
             backend = Looped(method, model, data, seed, device, how.processes, how.state_dir)
         case "streams":
             backend = Streams(method, model, data, seed, device, how.branches, how.cohort, how.state_dir)
         case _:
             backend = Stacked(method, model, data, seed, device, how.cohort, how.state_dir)
+    backend.why = chosen.why
     try:
         backend.rehearse()
         if how.backend == "stacked" and (problem := vmap_problem(method, model, *rehearsal_samples(data))):
-            raise CoterieError(f"clients cannot be stacked: {problem}; use backend=looped, or auto")
+            raise CoterieError(f"clients cannot be stacked: {problem}; use backend=looped, streams or auto")
     except BaseException:
         backend.close()
         raise
@@ -116,7 +124,7 @@ def ready(how: Execution) -> str:
 def be_deterministic(how: Execution) -> None:
     """Make torch deterministic in this process: no operation sums in a varying order."""
     if how.backend == "ray":
-        raise CoterieError("deterministic=True works with backend=looped or stacked, not with ray")
+        raise CoterieError("deterministic=True works with backend=looped, stacked or streams, not with ray")
     if torch.cuda.is_initialized() and CUBLAS not in os.environ:  # type: ignore[no-untyped-call]
         raise CoterieError(
             f"deterministic=True must be set before the GPU is used: start with {CUBLAS}=:4096:8 in the environment"
@@ -127,22 +135,28 @@ def be_deterministic(how: Execution) -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def fastest(method: AnyMethod, model: Model, data: FederatedData, device: str, how: Execution) -> str:
-    """The fastest backend: stacked on a GPU, and on a CPU for small networks without convolutions (3 to 5× faster).
-
-    Looped where vmap cannot compute the clients.
-    """
-    if not method.stackable or model.hidden_draws or not worth_batching(model, data, device, how):
-        return "looped"
+def fastest(method: AnyMethod, model: Model, data: FederatedData, device: str, how: Execution) -> Chosen:
+    """The fastest backend that can compute these clients, by what was measured (docs/performance.md)."""
+    if not method.stackable or model.hidden_draws:
+        return Chosen("looped", "the only way for this method or network")
+    on_cpu = device.startswith("cpu")
+    if on_cpu and not worth_stacking(model, data, how):
+        return Chosen("looped", "")
+    if not on_cpu and any(map(is_convolution, model.encoder.modules())) and not isinstance(fuse(model), FusedModel):
+        return Chosen("streams", "stacked convolutions are slower in this network")
     problem = vmap_problem(method, model, *rehearsal_samples(data))
     if problem:
-        log.warning("clients run one after the other (backend=looped), because torch cannot batch them: %s", problem)
-    return "looped" if problem else "stacked"
+        log.debug("torch cannot stack these clients: %s", problem)
+        return Chosen("looped" if on_cpu else "streams", f"torch cannot stack them: {problem}")
+    return Chosen("stacked", "")
 
 
-def worth_batching(model: Model, data: FederatedData, device: str, how: Execution) -> bool:
-    if not device.startswith("cpu"):
-        return True
-    convolutions = any(isinstance(m, nn.modules.conv._ConvNd) for m in model.encoder.modules())
+def worth_stacking(model: Model, data: FederatedData, how: Execution) -> bool:
+    """On a CPU: small networks without convolutions are 3 to 5 times faster stacked, from a few clients on."""
     small = sum(t.numel() for t in tree.leaves(model.start)) <= SMALL
-    return small and not convolutions and data.num_clients >= FEW and how.processes is None
+    dense = not any(map(is_convolution, model.encoder.modules()))
+    return small and dense and data.num_clients >= FEW and how.processes is None
+
+
+def is_convolution(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.modules.conv._ConvNd)
