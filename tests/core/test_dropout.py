@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from coterie.core import dropout, random
@@ -176,3 +177,26 @@ def test_evaluation_never_draws() -> None:
     batch = Batch(x, y, torch.arange(6), key=KEY)
     plain = model(model.start, x)
     assert torch.equal(batch.give(lambda batch: model(model.start, batch.x)), plain)
+
+
+class Checkpointed(nn.Module):
+    """Its hidden layer runs again in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Sequential(nn.Linear(144, 8), nn.Dropout(0.5))
+        self.head = nn.Linear(8, toy.CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = torch.utils.checkpoint.checkpoint(self.hidden, x.flatten(1), use_reentrant=False)
+        logits: Tensor = self.head(z)
+        return logits
+
+
+def test_layers_that_run_again_are_left_to_torch() -> None:
+    """In the backward pass, the masks of the forward pass would not be known."""
+    model = make_model(Checkpointed(), toy.SHAPE, toy.CLASSES)
+    assert model.draws
+    assert model.hidden_draws == model.draws
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(144, 8), nn.Dropout(0.5), nn.Linear(8, toy.CLASSES))
+    assert not make_model(plain, toy.SHAPE, toy.CLASSES).hidden_draws

@@ -16,7 +16,7 @@ from coterie.core.data import Transform
 from coterie.core.errors import CoterieError
 from coterie.core.model import make_model
 from coterie.core.training import LocalTraining
-from coterie.execution import Turn
+from coterie.execution import Looped, Turn
 from coterie.methods.fedcp import FedCP, Server, context, kernel_distance, share
 from coterie.methods.fedper import FedPer
 from tests import plain, toy
@@ -153,3 +153,17 @@ def test_two_points_by_hand() -> None:
 def test_a_head_without_a_linear_layer_is_refused() -> None:
     with pytest.raises(CoterieError, match="needs a head whose first layer is linear"):
         context({"scale": torch.ones(3)}, 3)
+
+
+def test_units_of_targets_count_once() -> None:
+    """Heads that return zero predict the mean of the targets, not twice that mean."""
+    data, model = toy.of_task("regression")
+    method = FedCP(train=SGD)
+    empty = tree.apply(torch.zeros_like, model.start.head)
+    clients = Looped(method, model, data, 7, processes=1)
+    server = method.server_init(model, clients.census)
+    clients.join(method.server_welcome(server))
+    down = method.server_send(server._replace(head=empty), torch.tensor(0))
+    state = clients.state(0)._replace(head=empty)
+    output = method.client_predict(model, state, down, data.test.x[:3])
+    torch.testing.assert_close(output, torch.tensor([[5.0, -1.0]], dtype=torch.float64).expand(3, 2))

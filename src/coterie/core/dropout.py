@@ -75,8 +75,9 @@ def hashed() -> AbstractContextManager[object]:
 
 
 def is_replaced(network: nn.Module, x: Tensor) -> bool:
-    """Whether `hashed` replaces all that the network draws in training: nothing is left to torch's stream, and a sample
-    (of x, (2, ...)) has the same output alone as in a batch."""
+    """Whether `hashed` replaces all that the network draws in training: nothing is left to torch's stream, a sample
+    (of x, (2, ...)) has the same output alone as in a batch, and no layer runs again in the backward pass, where the
+    masks are not known."""
     trial = copy.deepcopy(network).train()
     for layer in trial.modules():
         if isinstance(layer, nn.modules.batchnorm._NormBase):
@@ -93,7 +94,31 @@ def is_replaced(network: nn.Module, x: Tensor) -> bool:
             return False
         untouched = torch.equal(before, torch.default_generator.get_state())
     both, *alone = batches
-    return untouched and torch.allclose(torch.cat(alone), both, rtol=1e-3, atol=1e-5, equal_nan=True)
+    return (
+        untouched
+        and not recomputes(trial, x)
+        and torch.allclose(torch.cat(alone), both, rtol=1e-3, atol=1e-5, equal_nan=True)
+    )
+
+
+def recomputes(network: nn.Module, x: Tensor) -> bool:
+    """Whether layers run again in the backward pass, as with torch.utils.checkpoint. network: changed by the trial."""
+    runs = 0
+
+    def count(*given: Any) -> None:
+        nonlocal runs
+        runs += 1
+
+    hooks = [layer.register_forward_hook(count) for layer in network.modules()]
+    try:
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            output = forward(network, x)
+            before = runs
+            output.sum().backward()  # type: ignore[no-untyped-call]
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return runs > before
 
 
 class Hashed(TorchFunctionMode):

@@ -96,6 +96,11 @@ class Model:
         """(B, d) features -> (B, K) logits, or other outputs of the task, in the units of its labels."""
         return self.task.scale(self._call(self.head, head, z))
 
+    def total(self, *outputs: Tensor) -> Tensor:
+        """The sum of what several heads return, where the offset of the labels' units counts once."""
+        offset = self.task.scale(torch.zeros_like(outputs[0]))
+        return torch.stack(outputs).sum(0) - (len(outputs) - 1) * offset
+
     def loss(self, output: Tensor, batch: Batch) -> Tensor:
         """(B,) the task's loss of every sample."""
         return self.task.loss(output, batch.y)

@@ -98,7 +98,8 @@ class FedCP(Method[Server, State, Down, Up]):
         def loss(w: BackboneAndHead, batch: Batch) -> Tensor:
             h = model.features(w.shared.encoder, batch.x)
             r = share(w.shared.policy, h * v)
-            task = model.loss(model.logits(down.head, r * h) + model.logits(w.head, (1 - r) * h), batch)
+            output = model.total(model.logits(down.head, r * h), model.logits(w.head, (1 - r) * h))
+            task = model.loss(output, batch)
             if not self.align:
                 return task
             received = model.features(down.shared.encoder, batch.x)
@@ -113,7 +114,7 @@ class FedCP(Method[Server, State, Down, Up]):
     def client_predict(self, model: Model, state: State, down: Down, x: Tensor) -> Tensor:
         h = model.features(down.shared.encoder, x)
         r = share(down.shared.policy, h * context(state.head, model.dim))
-        return model.logits(down.head, r * h) + model.logits(state.head, (1 - r) * h)
+        return model.total(model.logits(down.head, r * h), model.logits(state.head, (1 - r) * h))
 
 
 def context(head: Tree, dim: int) -> Tensor:
