@@ -17,7 +17,8 @@ import torch
 
 from coterie.core import tree
 from coterie.core.data import FederatedData, Split, Transform
-from coterie.core.model import PRECISIONS, make_model
+from coterie.core.model import make_model
+from coterie.core.precision import PRECISIONS
 from coterie.core.training import LocalTraining
 from coterie.execution import Looped, Request, Stacked
 from coterie.federation import Settings

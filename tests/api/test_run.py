@@ -57,7 +57,7 @@ def test_groups_mean_the_same_as_names() -> None:
         ({"momentun": 0.1}, "unknown setting 'momentun': did you mean 'momentum'?"),
         ({"num_clients": 3}, "give it to coterie.load_clients"),
         ({"device": "cpu"}, "give it as backend=coterie.Execution"),
-        ({"align": 1.0}, "'align' is a setting of FedProto, FedPAC, FedPAC-Proto, not of FedPer"),
+        ({"align": 1.0}, "'align' is a setting of FedCP, FedProto, FedPAC, FedPAC-Proto, FedTGP, not of FedPer"),
         ({"resume": True}, "resume=True needs the folder of the run"),
         ({"track": "tensorboard"}, "track needs a run folder"),
     ],

@@ -14,7 +14,7 @@ from coterie.core.batch import Data
 from coterie.core.errors import CoterieError
 from coterie.core.losses import cross_entropy
 from coterie.core.method import Census, Method
-from coterie.core.model import Model, Weights
+from coterie.core.model import Model, Weights, make_model
 from coterie.core.rehearsal import rehearse, vmap_problem
 from coterie.core.training import LocalTraining
 from coterie.core.tree import Tree, average
@@ -153,7 +153,7 @@ def test_a_right_one_runs(where: str) -> None:
 @pytest.mark.parametrize("batch_norm", [False, True], ids=["plain", "batchnorm"])
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_passes(name: str, batch_norm: bool) -> None:
-    data, model = toy.toy(), toy.model(batch_norm=batch_norm)
+    data, model = toy.toy(), make_model(toy.network_for(name, batch_norm), toy.SHAPE, toy.CLASSES)
     rehearse(toy.method(name), model, data.train.x, data.train.y)
     assert vmap_problem(toy.method(name), model, data.train.x, data.train.y) == ""
 

@@ -313,7 +313,7 @@ def test_a_mistake_of_all_trainings_is_told_once(
 def test_data_that_are_not_there(tmp_path: Path) -> None:
     assert not at_hand("cifar10", tmp_path)
     assert at_hand("heart-disease", tmp_path)
-    with pytest.raises(CoterieError, match=r"cifar10 was not found.*Get it from"):
+    with pytest.raises(CoterieError, match=r"cifar10 was not found.*coterie data get cifar10"):
         go(find("P1-T2-CIFAR10"), tmp_path / "out", data_dir=str(tmp_path))
     assert not (tmp_path / "out").exists()
 

@@ -21,11 +21,21 @@ from coterie.privacy.judge import JUDGES
 QUICK = LocalTraining(local_epochs=1, batch_size=2, lr=0.05, momentum=0.5)
 
 
+STRICTER = {  # refused for reasons that the judges cannot see
+    ("feddbe", "dp-client"),  # they look at the second round
+    ("feddbe", "dp-sample"),
+    ("fedcp", "dp-sample"),  # at batches of one sample
+    ("per-fedavg", "dp-sample"),
+    ("pfedfda", "dp-client"),  # and do not know that a field is a covariance
+}
+
+
 @pytest.mark.parametrize("kind", JUDGES)
 @pytest.mark.parametrize("name", METHODS)
 def test_declarations_are_what_methods_do(name: str, kind: str) -> None:
     method = METHODS[name](train=QUICK)
-    assert (method.protections[kind](method) is None) == (JUDGES[kind](method) is None)
+    declared, found = method.protections[kind](method) is None, JUDGES[kind](method) is None
+    assert (declared, found) == (False, True) if (name, kind) in STRICTER else declared == found
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -43,6 +43,7 @@ REFUSED = {
         "fednova",
         "fedamp",
         "feddbe",
+        "pfedfda",
     }
     | TREATS_EACH
     | STATISTICS

@@ -190,7 +190,7 @@ def test_the_live_page_follows_the_run_and_says_when_it_ends(browser: Browser) -
         for number, record in enumerate(rounds, 1):
             live(record)
             browser.until(f"document.getElementById('status').textContent.includes('round {number} of 3')")
-        assert browser.run("document.querySelectorAll('#accuracy tbody tr').length") == 3
+        assert browser.run("document.querySelectorAll('#rounds tbody tr').length") == 3
         browser.run("document.querySelector('svg[data-lines]').focus()")
         browser.press("Home")
         assert browser.run("tip.textContent").startswith("round 1\n")  # what came later can be read too

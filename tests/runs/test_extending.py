@@ -24,6 +24,7 @@ def test_an_extended_run_is_the_longer_run(name: str, tmp_path: Path) -> None:
     The full last round and the measurement of a last round that is not one of every third are done at the new end.
     """
     short: dict[str, Any] = {"method": toy.method(name, local_epochs=1), "data": toy.toy(), "evaluate_every": 3}
+    short["model"] = toy.network_for(name)
     run(tmp_path / "long", rounds=4, **short)
     run(tmp_path / "r", rounds=2, **short)
     run(tmp_path / "r", rounds=4, resume=True, **short)

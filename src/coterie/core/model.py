@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from coterie.core import dropout, padding
 from coterie.core.data import Transform, is_pixels
-from coterie.core.errors import CoterieError, unknown
+from coterie.core.errors import CoterieError
 from coterie.core.forward import forward
 from coterie.core.head import outputs, split_head
 from coterie.core.layers import check_forward, check_layers, copied, frozen_of, is_frozen, leave_weights, weights_of
@@ -26,7 +26,6 @@ from coterie.core.tree import Live, Tree, apply, fill, flatten
 if TYPE_CHECKING:
     from coterie.core.batch import Batch
 
-PRECISIONS = ("fp32", "tf32", "bf16")
 FROZEN = "frozen."  # prefix of the names of frozen tensors
 
 
@@ -199,16 +198,6 @@ def _as_in_training(module: nn.Module, training: bool) -> None:
     for layer in module.modules() if training else ():
         if is_frozen(layer):
             layer.eval()  # its statistics do not change
-
-
-def set_precision(precision: str, device: torch.device) -> None:
-    """Allow or forbid TF32 for float32 matrix products, in this process."""
-    if precision not in PRECISIONS:
-        raise unknown("precision", precision, PRECISIONS)
-    if precision == "tf32" and device.type != "cuda":
-        raise CoterieError("precision tf32 needs a GPU; on a CPU use fp32 or bf16")
-    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
 def make_model(

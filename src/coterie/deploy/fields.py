@@ -82,6 +82,8 @@ CATEGORIES: dict[str, str] = {
     "up.head": WEIGHTS,
     "up.shared": WEIGHTS,
     "up.components": WEIGHTS,
+    "up.core": WEIGHTS,
+    "up.critical": WEIGHTS,  # which of them matter, from weights before and after training
     "up.control_change": WEIGHTS,
     "up.samples": SIZE,
     "up.effective": SIZE,
@@ -94,6 +96,8 @@ CATEGORIES: dict[str, str] = {
     "up.condition": COMPUTED,
     "up.mean": COMPUTED,
     "up.loss": COMPUTED,
+    "up.information": COMPUTED,
+    "up.gaussians": COMPUTED,
     "scores.weighted": SCORES,
     "scores.total": SCORES,
     "scores.loss": SCORES,

@@ -14,7 +14,8 @@ from coterie.core.data import FederatedData, Split
 from coterie.core.errors import CoterieError
 from coterie.core.method import AnyMethod, Census
 from coterie.core.metric_scale import MetricScale
-from coterie.core.model import Model, set_precision
+from coterie.core.model import Model
+from coterie.core.precision import set_precision
 from coterie.core.ranges import Known
 from coterie.core.rehearsal import SAMPLES, rehearse
 from coterie.core.wrapper import innermost

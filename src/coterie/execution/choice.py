@@ -15,7 +15,8 @@ from coterie.core import tree
 from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.method import AnyMethod
-from coterie.core.model import Model, set_precision
+from coterie.core.model import Model
+from coterie.core.precision import set_precision
 from coterie.core.rehearsal import vmap_problem
 from coterie.core.typed import check_types
 from coterie.execution.backend import LocalBackend, rehearsal_samples
@@ -69,7 +70,7 @@ class Execution:
                 raise CoterieError(f"{name.replace('_', ' ')} must be at least 1, not {value}")
 
 
-class Chosen(NamedTuple):
+class BackendChoice(NamedTuple):
     backend: str
     why: str  # the reason, where it is not obvious
 
@@ -81,7 +82,7 @@ def place(method: AnyMethod, model: Model, data: FederatedData, seed: int, how: 
     if how.backend == "ray":
         there = (how.device, how.cohort, how.ray_workers, how.ray_address)
         return Ray(method, model, data, seed, *there, how.state_dir)
-    chosen = Chosen(how.backend, "") if how.backend != "auto" else fastest(method, model, data, device, how)
+    chosen = BackendChoice(how.backend, "") if how.backend != "auto" else fastest(method, model, data, device, how)
     backend: LocalBackend
     match chosen.backend:
         case "looped":
@@ -135,20 +136,20 @@ def be_deterministic(how: Execution) -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def fastest(method: AnyMethod, model: Model, data: FederatedData, device: str, how: Execution) -> Chosen:
+def fastest(method: AnyMethod, model: Model, data: FederatedData, device: str, how: Execution) -> BackendChoice:
     """The fastest backend that can compute these clients, by what was measured (docs/performance.md)."""
     if not method.stackable or model.hidden_draws:
-        return Chosen("looped", "the only way for this method or network")
+        return BackendChoice("looped", "the only way for this method or network")
     on_cpu = device.startswith("cpu")
     if on_cpu and not worth_stacking(model, data, how):
-        return Chosen("looped", "")
+        return BackendChoice("looped", "")
     if not on_cpu and any(map(is_convolution, model.encoder.modules())) and not isinstance(fuse(model), FusedModel):
-        return Chosen("streams", "stacked convolutions are slower in this network")
+        return BackendChoice("streams", "stacked convolutions are slower in this network")
     problem = vmap_problem(method, model, *rehearsal_samples(data))
     if problem:
         log.debug("torch cannot stack these clients: %s", problem)
-        return Chosen("looped" if on_cpu else "streams", f"torch cannot stack them: {problem}")
-    return Chosen("stacked", "")
+        return BackendChoice("looped" if on_cpu else "streams", f"torch cannot stack them: {problem}")
+    return BackendChoice("stacked", "")
 
 
 def worth_stacking(model: Model, data: FederatedData, how: Execution) -> bool:

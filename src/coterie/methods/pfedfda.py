@@ -25,7 +25,7 @@ from coterie.core.init import generator, normal
 from coterie.core.losses import cross_entropy
 from coterie.core.method import Census, Method
 from coterie.core.model import Model
-from coterie.core.protections import ALLOWED, SEND_STATISTICS, Protections, refused, robust
+from coterie.core.protections import Protections, refused, robust
 from coterie.core.ranges import Samples
 from coterie.core.tree import Tree
 
@@ -75,8 +75,8 @@ class pFedFDA(Method[Server, State, Down, Up]):
     results: ClassVar[dict[str, str]] = {"pFedFDA": "finished"}
     protections: ClassVar[Protections] = {
         **robust(refused("order statistics of covariances are not a covariance; use clip"), "robust-clip"),
-        "dp-client": ALLOWED,
-        "dp-sample": refused(SEND_STATISTICS),
+        "dp-client": refused("with noise, a covariance need not remain one"),
+        "dp-sample": refused("clients send Gaussians of their features, without noise"),
     }
     needs_classes: ClassVar[bool] = True
     needs_encoder: ClassVar[bool] = True
