@@ -124,9 +124,10 @@ def headless() -> Model:
     return replace(made, encoder=whole, head=nn.Identity(), start=Weights(weights_of(whole), {}), dim=CLASSES)
 
 
-# Settings whose default is made for networks with hundreds of features; the toy's network has eight.
+# Settings whose default is made for hundreds of features or rounds; the toy's network has eight, its runs three.
 GENTLE: dict[str, dict[str, Any]] = {
     "feddbe": {"pull": 1.0},
+    "floco": {"begin": 1},
 }
 
 

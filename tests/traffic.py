@@ -63,4 +63,5 @@ NUMBERS: dict[str, tuple[Formula, Formula]] = {
     "fedgen": (lambda b, h, k, d: b + h + k, lambda b, h, k, d: b + h + 256 * (33 + k) + 257 * d + k),
     "superfed": (lambda b, h, k, d: b + h + 1, lambda b, h, k, d: b + h + 1),
     "pfedla": (lambda b, h, k, d: b + h, lambda b, h, k, d: b + h),
+    "floco": (lambda b, h, k, d: b + 10 * h + 1, lambda b, h, k, d: b + 10 * h + 11),  # M = 10 vertices
 }

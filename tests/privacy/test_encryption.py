@@ -53,6 +53,7 @@ REFUSED = {
     "fedpac-proto": "does more with the clients' weights than add them",
     "fedcac": "does more with the clients' weights than add them",
     "cfl": "does more with the clients' weights than add them",
+    "floco": "does more with the clients' weights than add them",
 }
 
 

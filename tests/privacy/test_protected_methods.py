@@ -30,7 +30,7 @@ TREATS_EACH = {"fedfomo", "hypcluster", "apple", "cfl"}  # the server compares c
 REFUSED = {
     "clip": {"local"} | TREATS_EACH,
     "trimmed": {"local", "pfedfda"} | TREATS_EACH | OWN_ENCODERS,
-    "median": {"local", "pfedhn", "pfedla", "fedamp", "fedcac", "pfedfda"} | TREATS_EACH | STATISTICS | FAIR,
+    "median": {"local", "pfedhn", "pfedla", "fedamp", "fedcac", "pfedfda", "floco"} | TREATS_EACH | STATISTICS | FAIR,
     "client": {
         "local",
         "pfedhn",
@@ -39,6 +39,7 @@ REFUSED = {
         "fedreg",
         "fedgen",
         "fedcac",
+        "floco",
         "fedas",
         "fednova",
         "fedamp",

@@ -46,6 +46,7 @@ from coterie.methods.fedrod import FedRoD
 from coterie.methods.fedsam import FedSAM
 from coterie.methods.fedsim import FedSim
 from coterie.methods.fedtgp import FedTGP
+from coterie.methods.floco import Floco
 from coterie.methods.fml import FML
 from coterie.methods.gpfl import GPFL
 from coterie.methods.hypcluster import HypCluster
@@ -111,6 +112,7 @@ __all__ = [
     "FedSAM",
     "FedSim",
     "FedTGP",
+    "Floco",
     "HypCluster",
     "KNNPer",
     "LGFedAvg",
@@ -181,6 +183,7 @@ METHODS: dict[str, type[AnyMethod]] = {
     "fedgen": FedGen,
     "superfed": SuPerFed,
     "pfedla": pFedLA,
+    "floco": Floco,
 }
 
 
