@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.analysis.catalogue import markdown
+from coterie.analysis.methods_page import markdown
 from tests import toy
 
 ROOT = Path(__file__).parent.parent

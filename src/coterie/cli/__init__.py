@@ -88,7 +88,7 @@ def check_current_folder() -> None:
 
 
 def make_parser(argv: list[str]) -> argparse.ArgumentParser:
-    from coterie.cli import deploy, lists, papers, personal, report, resume, train, tune
+    from coterie.cli import deploy, lists, methods, papers, personal, report, resume, train, tune
     from coterie.core.version import VERSION
 
     parser = argparse.ArgumentParser(
@@ -108,7 +108,7 @@ def make_parser(argv: list[str]) -> argparse.ArgumentParser:
 
     groups = {
         "train": (train, resume, tune),
-        "inspect": (lists, report),
+        "inspect": (methods, lists, report),
         "use models": (personal,),
         "papers": (papers,),
         "deploy": (deploy,),

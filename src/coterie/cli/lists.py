@@ -1,4 +1,4 @@
-"""Commands that list and show: methods, data, privacy, pictures."""
+"""Commands that list and show: data, privacy, pictures."""
 
 from __future__ import annotations
 
@@ -15,14 +15,11 @@ from coterie.cli.flags import MakeCommand, add_flags, asked_for, given
 
 
 def add_commands(command: MakeCommand, argv: list[str]) -> None:
-    methods = command("methods", do_methods, "list the methods")
-    methods.add_argument("--markdown", action="store_true", help="print docs/methods.md")
     data = command(
         "data", do_data, "list and get datasets, list partition rules, check your own data, export clients' data"
     )
     data.add_argument("--data-dir", metavar="FOLDER", help="folder with datasets (or set COTERIE_DATA)")
-    for listing in (methods, data):
-        listing.add_argument("--json", action="store_true", help="print JSON")
+    data.add_argument("--json", action="store_true", help="print JSON")
     add_data_actions(data, argv)
     privacy = command("privacy", do_privacy, "list every field that leaves a device, and what protects it")
     privacy.add_argument("method", metavar="METHOD", nargs="?", help="`coterie methods` lists them; default: all")
@@ -66,16 +63,6 @@ def add_data_actions(parser: argparse.ArgumentParser, argv: list[str]) -> None:
         from coterie.api import DataSettings
 
         add_flags(export, "data", DataSettings)
-
-
-def do_methods(chosen: argparse.Namespace) -> None:
-    from coterie.analysis.catalogue import entries, markdown
-
-    if hasattr(chosen, "markdown"):
-        print(markdown(), end="")
-        return
-    listed = [e._asdict() for e in entries()]
-    show_list(chosen, "Methods", listed, ("name", "about"))
 
 
 def summary(doc: str | None) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor
 from coterie.core.batch import Data
 from coterie.core.errors import CoterieError
 from coterie.core.explicit import Explicit
+from coterie.core.families import check_words
 from coterie.core.model import Model
 from coterie.core.protections import Protections
 from coterie.core.training import LocalTraining
@@ -43,6 +44,9 @@ class Method(Explicit, ABC, Generic[Server, State, Down, Up]):
     # What a run reports, and at which point it is measured: `pre` (the personal model as downloaded), `post`
     # (after local training), `finished` (after client_finish), `global` (the server's model).
     results: ClassVar[dict[str, str]]
+    # For the catalogue, in the words of core/families.py: what the method does, and the situations it is designed for.
+    family: ClassVar[str] = ""
+    suits: ClassVar[tuple[str, ...]] = ()
     personal_is_global: ClassVar[bool] = False  # True: before local training every client has the server's model
     stackable: ClassVar[bool] = True  # False: branches on tensor values, so clients must be looped
     exact: ClassVar[bool] = False  # True: messages must arrive bit for bit, so they cannot be rounded
@@ -68,6 +72,7 @@ class Method(Explicit, ABC, Generic[Server, State, Down, Up]):
     def __init_subclass__(cls, **options: Any) -> None:
         """A method derived from another reports under its own name: what it does not call itself, its class says."""
         super().__init_subclass__(**options)
+        check_words(cls.__name__, cls.family, cls.suits)
         inherited: str | None = getattr(super(cls, cls), "title", None)
         if inherited is None:
             return

@@ -48,6 +48,8 @@ class AFL(Method[Server, State, Down, Up]):
     )
 
     title: ClassVar[str] = "AFL"
+    family: ClassVar[str] = "fairness"
+    suits: ClassVar[tuple[str, ...]] = ("few clients", "unequal sizes")
     results: ClassVar[dict[str, str]] = {"AFL": "pre"}
     protections: ClassVar[Protections] = {
         "robust-median": refused(OWN_ROWS),

@@ -64,6 +64,8 @@ class APPLE(Method[Server, State, Down, Up]):
     pull_rounds: int = field(default=16, metadata={"help": "rounds after which the pull is off (L)", "low": 0})
 
     title: ClassVar[str] = "APPLE"
+    family: ClassVar[str] = "collaborators"
+    suits: ClassVar[tuple[str, ...]] = ("few clients",)
     results: ClassVar[dict[str, str]] = {"APPLE": "post"}
     protections: ClassVar[Protections] = {
         **robust(refused(f"{HANDED_ON}, which learn weights for it on their own samples")),

@@ -64,6 +64,8 @@ class CFL(Method[Server, State, Down, Up]):
     )
 
     title: ClassVar[str] = "CFL"
+    family: ClassVar[str] = "clusters"
+    suits: ClassVar[tuple[str, ...]] = ("few clients", "feature shift")
     results: ClassVar[dict[str, str]] = {"CFL": "pre"}
     protections: ClassVar[Protections] = {
         **robust(refused(f"{DIFFERENT}, which robust aggregation would remove")),

@@ -49,6 +49,7 @@ class Ditto(Method[Server, State, Down, Up]):
     )
 
     title: ClassVar[str] = "Ditto"
+    family: ClassVar[str] = "regularized"
     results: ClassVar[dict[str, str]] = {"Ditto": "post"}
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
 

@@ -59,6 +59,7 @@ class FedALA(Method[Server, State, Down, Up]):
     )
 
     title: ClassVar[str] = "FedALA"
+    family: ClassVar[str] = "mixture"
     results: ClassVar[dict[str, str]] = {"FedALA": "pre"}
     protections: ClassVar[Protections] = {
         "dp-client": ALLOWED,

@@ -47,6 +47,8 @@ class FedAlt(Method[Server, State, Down, Up]):
     )
 
     title: ClassVar[str] = "FedAlt"
+    family: ClassVar[str] = "personal layers"
+    suits: ClassVar[tuple[str, ...]] = ("label shift", "feature shift")
     results: ClassVar[dict[str, str]] = {"FedAlt": "pre"}
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
 

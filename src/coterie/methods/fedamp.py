@@ -61,6 +61,8 @@ class FedAMP(Method[Server, State, Down, Up]):
     sharpness: float = field(default=100.0, metadata={"help": "sharpness of the attention, for cosine (σ)", "low": 0})
 
     title: ClassVar[str] = "FedAMP"
+    family: ClassVar[str] = "collaborators"
+    suits: ClassVar[tuple[str, ...]] = ("few clients",)
     results: ClassVar[dict[str, str]] = {"FedAMP": "post"}
     protections: ClassVar[Protections] = {
         "robust-median": refused(OWN_ROWS),

@@ -55,6 +55,8 @@ class FedAS(Method[Server, State, Down, Up]):
     align_batch: int = field(default=16, metadata={"help": "samples per batch of alignment", "low": 1})
 
     title: ClassVar[str] = "FedAS"
+    family: ClassVar[str] = "personal head"
+    suits: ClassVar[tuple[str, ...]] = ("label shift",)
     results: ClassVar[dict[str, str]] = {"FedAS": "post"}
     protections: ClassVar[Protections] = {
         "dp-client": refused("its server weights clients by the information that they send"),

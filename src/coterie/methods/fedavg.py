@@ -41,6 +41,7 @@ class Up(NamedTuple):
 @dataclass(frozen=True)
 class FedAvg(Method[Server, State, Down, Up]):
     title: ClassVar[str] = "FedAvg"
+    family: ClassVar[str] = "global model"
     results: ClassVar[dict[str, str]] = {"FedAvg": "pre", "FedAvg-FT": "finished"}
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
     personal_is_global: ClassVar[bool] = True

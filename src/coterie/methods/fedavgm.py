@@ -1,8 +1,8 @@
 """FedAvg whose server moves with momentum.
 
-Hsu, Qi, Brown: Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification, 2019.
-The paper searches the momentum between 0 and 0.997; the server's learning rate is 1. BatchNorm's running statistics are
-averaged, without momentum.
+Hsu, Qi, Brown: Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification,
+arXiv 2019 (1909.06335). The paper searches the momentum between 0 and 0.997; the server's learning rate is 1.
+BatchNorm's running statistics are averaged, without momentum.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class FedAvgM(Method[Server, State, Down, Up]):
     inertia: float = field(default=0.9, metadata={"help": "momentum of the server (β)", "low": 0, "below": 1})
 
     title: ClassVar[str] = "FedAvgM"
+    family: ClassVar[str] = "server optimizer"
     results: ClassVar[dict[str, str]] = {"FedAvgM": "pre"}
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
     personal_is_global: ClassVar[bool] = True

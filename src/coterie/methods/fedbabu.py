@@ -52,6 +52,8 @@ class FedBABU(Method[Server, State, Down, Up]):
     )
 
     title: ClassVar[str] = "FedBABU"
+    family: ClassVar[str] = "fine-tuning"
+    suits: ClassVar[tuple[str, ...]] = ("label shift", "new clients")
     results: ClassVar[dict[str, str]] = {"FedBABU": "finished"}
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
     needs_encoder: ClassVar[bool] = True

@@ -41,6 +41,8 @@ class Up(NamedTuple):
 @dataclass(frozen=True)
 class FedBN(Method[Server, State, Down, Up]):
     title: ClassVar[str] = "FedBN"
+    family: ClassVar[str] = "personal layers"
+    suits: ClassVar[tuple[str, ...]] = ("feature shift",)
     results: ClassVar[dict[str, str]] = {"FedBN": "pre"}
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
     needs_norm: ClassVar[bool] = True

@@ -57,6 +57,7 @@ class FedCAC(Method[Server, State, Down, Up]):
     )
 
     title: ClassVar[str] = "FedCAC"
+    family: ClassVar[str] = "collaborators"
     results: ClassVar[dict[str, str]] = {"FedCAC": "pre"}
     protections: ClassVar[Protections] = {
         "robust-median": refused(OWN_ROWS),

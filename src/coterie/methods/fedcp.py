@@ -69,6 +69,8 @@ class FedCP(Method[Server, State, Down, Up]):
     )
 
     title: ClassVar[str] = "FedCP"
+    family: ClassVar[str] = "personal head"
+    suits: ClassVar[tuple[str, ...]] = ("label shift",)
     results: ClassVar[dict[str, str]] = {"FedCP": "pre"}
     protections: ClassVar[Protections] = {
         "dp-client": ALLOWED,

@@ -62,6 +62,8 @@ class FedCRC(Method[Server, State, Down, Up]):
     )
 
     title: ClassVar[str] = "FedCRC"
+    family: ClassVar[str] = "personal head"
+    suits: ClassVar[tuple[str, ...]] = ("label shift",)
     results: ClassVar[dict[str, str]] = {"FedCRC": "global", "FedCRC-Per": "pre"}
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
     needs_classes: ClassVar[bool] = True

@@ -63,6 +63,8 @@ class FedDBE(Method[Server, State, Down, Up]):
     )
 
     title: ClassVar[str] = "FedDBE"
+    family: ClassVar[str] = "personal layers"
+    suits: ClassVar[tuple[str, ...]] = ("label shift", "feature shift")
     results: ClassVar[dict[str, str]] = {"FedDBE": "pre"}
     protections: ClassVar[Protections] = {
         "dp-client": refused("clients send mean features in the first round, which would need noise of their own"),

@@ -63,6 +63,7 @@ class FedDyn(Method[Server, State, Down, Up]):
     )
 
     title: ClassVar[str] = "FedDyn"
+    family: ClassVar[str] = "global model"
     results: ClassVar[dict[str, str]] = {"FedDyn": "pre"}
     protections: ClassVar[Protections] = {"dp-client": refused(WELCOME), "dp-sample": ALLOWED}
 

@@ -67,6 +67,8 @@ class FedEM(Method[Server, State, Down, Up]):
     )
 
     title: ClassVar[str] = "FedEM"
+    family: ClassVar[str] = "mixture"
+    suits: ClassVar[tuple[str, ...]] = ("label shift", "new clients")
     results: ClassVar[dict[str, str]] = {"FedEM": "pre", "FedEM-FT": "finished"}
     protections: ClassVar[Protections] = {
         "dp-client": ALLOWED,

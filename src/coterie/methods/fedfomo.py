@@ -56,6 +56,8 @@ class FedFomo(Method[Server, State, Down, Up]):
     explore_decay: float = field(default=0.05, metadata={"help": "decrease of that probability per round", "low": 0})
 
     title: ClassVar[str] = "FedFomo"
+    family: ClassVar[str] = "collaborators"
+    suits: ClassVar[tuple[str, ...]] = ("few clients",)
     results: ClassVar[dict[str, str]] = {"FedFomo": "post"}
     protections: ClassVar[Protections] = {
         **robust(refused(f"{HANDED_ON}, which judge it on their own samples")),

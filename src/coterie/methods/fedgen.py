@@ -69,6 +69,8 @@ class FedGen(Method[Server, State, Down, Up]):
     server_batch: int = field(default=128, metadata={"help": "features per step of the generator", "low": 1})
 
     title: ClassVar[str] = "FedGen"
+    family: ClassVar[str] = "global model"
+    suits: ClassVar[tuple[str, ...]] = ("label shift",)
     results: ClassVar[dict[str, str]] = {"FedGen": "pre"}
     protections: ClassVar[Protections] = {
         "dp-client": refused("its server trains on the head of every client, not on their mean"),

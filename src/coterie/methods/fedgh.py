@@ -63,6 +63,8 @@ class FedGH(Method[Server, State, Down, Up]):
     )
 
     title: ClassVar[str] = "FedGH"
+    family: ClassVar[str] = "prototypes"
+    suits: ClassVar[tuple[str, ...]] = ("label shift",)
     results: ClassVar[dict[str, str]] = {"FedGH": "pre"}
     protections: ClassVar[Protections] = {
         **robust(refused(STATISTICS_ONLY), "robust-clip"),

@@ -46,6 +46,8 @@ class FedLC(Method[Server, State, Down, Up]):
     )
 
     title: ClassVar[str] = "FedLC"
+    family: ClassVar[str] = "global model"
+    suits: ClassVar[tuple[str, ...]] = ("label shift",)
     results: ClassVar[dict[str, str]] = {"FedLC": "pre"}
     protections: ClassVar[Protections] = {
         "dp-client": ALLOWED,

@@ -42,6 +42,8 @@ class Up(NamedTuple):
 @dataclass(frozen=True)
 class FedNova(Method[Server, State, Down, Up]):
     title: ClassVar[str] = "FedNova"
+    family: ClassVar[str] = "server optimizer"
+    suits: ClassVar[tuple[str, ...]] = ("unequal sizes",)
     results: ClassVar[dict[str, str]] = {"FedNova": "pre"}
     protections: ClassVar[Protections] = {
         "dp-client": refused(

@@ -47,6 +47,8 @@ class FedNTD(Method[Server, State, Down, Up]):
     temperature: float = field(default=1.0, metadata={"help": "temperature of the distillation (τ)", "above": 0})
 
     title: ClassVar[str] = "FedNTD"
+    family: ClassVar[str] = "global model"
+    suits: ClassVar[tuple[str, ...]] = ("label shift",)
     results: ClassVar[dict[str, str]] = {"FedNTD": "pre"}
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
     personal_is_global: ClassVar[bool] = True

@@ -60,6 +60,7 @@ class FedOpt(Method[Server, State, Down, Up]):
     server_eps: float = field(default=1e-3, metadata={"help": "degree of adaptivity (τ)", "above": 0})
 
     title: ClassVar[str] = "FedOpt"
+    family: ClassVar[str] = "server optimizer"
     results: ClassVar[dict[str, str]] = {"FedOpt": "pre"}
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
     personal_is_global: ClassVar[bool] = True

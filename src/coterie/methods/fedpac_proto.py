@@ -73,6 +73,8 @@ class FedPACProto(Method[Server, State, Down, Up]):
     class_weight: str = field(default="prior", metadata={"help": "weight of a class in that loss: prior or uniform"})
 
     title: ClassVar[str] = "FedPAC-Proto"
+    family: ClassVar[str] = "prototypes"
+    suits: ClassVar[tuple[str, ...]] = ("label shift",)
     results: ClassVar[dict[str, str]] = {"FedPAC-Proto": "pre"}
     protections: ClassVar[Protections] = {
         "robust-median": refused(OWN_ROWS),

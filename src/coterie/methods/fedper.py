@@ -1,6 +1,6 @@
 """Clients share the encoder and keep personal heads; both are trained together.
 
-Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with Personalization Layers, 2019.
+Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with Personalization Layers, arXiv 2019 (1912.00818).
 Without `keep_head`, trained heads are discarded after every round, as FedCRC's comparison seems to have done.
 """
 
@@ -45,6 +45,8 @@ class FedPer(Method[Server, State, Down, Up]):
     average_heads: bool = field(default=False, metadata={"help": "also send heads, to evaluate a global model"})
 
     title: ClassVar[str] = "FedPer"
+    family: ClassVar[str] = "personal head"
+    suits: ClassVar[tuple[str, ...]] = ("label shift",)
     results: ClassVar[dict[str, str]] = {"FedPer": "pre"}
     protections: ClassVar[Protections] = {"dp-client": unless(HEADS, average_heads=False), "dp-sample": ALLOWED}
     needs_head: ClassVar[bool] = True

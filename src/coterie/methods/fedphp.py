@@ -65,6 +65,7 @@ class FedPHP(Method[Server, State, Down, Up]):
     by: str = field(default="features", metadata={"help": "what the inherited model supervises: features or outputs"})
 
     title: ClassVar[str] = "FedPHP"
+    family: ClassVar[str] = "regularized"
     results: ClassVar[dict[str, str]] = {"FedPHP": "post"}
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
 

@@ -66,6 +66,8 @@ class FedProto(Method[Server, State, Down, Up]):
     )
 
     title: ClassVar[str] = "FedProto"
+    family: ClassVar[str] = "prototypes"
+    suits: ClassVar[tuple[str, ...]] = ("label shift",)
     results: ClassVar[dict[str, str]] = {"FedProto": "post"}
     needs_classes: ClassVar[bool] = True
     protections: ClassVar[Protections] = {

@@ -43,6 +43,7 @@ class FedProx(Method[Server, State, Down, Up]):
     pull: float = field(default=0.01, metadata={"help": "pull towards the received model (μ)", "low": 0})
 
     title: ClassVar[str] = "FedProx"
+    family: ClassVar[str] = "global model"
     results: ClassVar[dict[str, str]] = {"FedProx": "pre"}
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
     personal_is_global: ClassVar[bool] = True

@@ -52,6 +52,8 @@ class FedRep(Method[Server, State, Down, Up]):
     average_heads: bool = field(default=False, metadata={"help": "also send heads, to evaluate a global model"})
 
     title: ClassVar[str] = "FedRep"
+    family: ClassVar[str] = "personal head"
+    suits: ClassVar[tuple[str, ...]] = ("label shift",)
     results: ClassVar[dict[str, str]] = {"FedRep": "pre"}
     protections: ClassVar[Protections] = {"dp-client": unless(HEADS, average_heads=False), "dp-sample": ALLOWED}
     needs_head: ClassVar[bool] = True

@@ -1,7 +1,7 @@
 """A shared encoder has two heads: a shared one, trained with balanced softmax, and a personal one added to it.
 
-Chen, Chao: On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022; with the
-linear personal head. The balanced softmax of a client leaves out the classes that it lacks.
+Chen, Chao: On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022. The
+personal head is linear. The balanced softmax of a client leaves out the classes that it lacks.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ class FedRoD(Method[Server, State, Down, Up]):
     )
 
     title: ClassVar[str] = "Fed-RoD"
+    family: ClassVar[str] = "personal head"
+    suits: ClassVar[tuple[str, ...]] = ("label shift",)
     results: ClassVar[dict[str, str]] = {"Fed-RoD": "pre"}
     protections: ClassVar[Protections] = {
         "dp-client": ALLOWED,

@@ -49,6 +49,7 @@ class FedSAM(Method[Server, State, Down, Up]):
     weight_by_samples: bool = field(default=False, metadata={"help": "average models by samples; otherwise uniformly"})
 
     title: ClassVar[str] = "FedSAM"
+    family: ClassVar[str] = "global model"
     results: ClassVar[dict[str, str]] = {"FedSAM": "pre"}
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
     personal_is_global: ClassVar[bool] = True

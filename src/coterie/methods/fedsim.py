@@ -42,6 +42,8 @@ class FedSim(Method[Server, State, Down, Up]):
     personal: str = field(default="head", metadata={"help": f"{sharing.HELP}; none: nothing"})
 
     title: ClassVar[str] = "FedSim"
+    family: ClassVar[str] = "personal layers"
+    suits: ClassVar[tuple[str, ...]] = ("label shift", "feature shift")
     results: ClassVar[dict[str, str]] = {"FedSim": "pre"}
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
 

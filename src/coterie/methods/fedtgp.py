@@ -76,6 +76,8 @@ class FedTGP(Method[Server, State, Down, Up]):
     server_lr: float = field(default=0.01, metadata={"help": "learning rate of the prototypes", "low": 0})
 
     title: ClassVar[str] = "FedTGP"
+    family: ClassVar[str] = "prototypes"
+    suits: ClassVar[tuple[str, ...]] = ("label shift",)
     results: ClassVar[dict[str, str]] = {"FedTGP": "post"}
     protections: ClassVar[Protections] = {
         **robust(refused(STATISTICS_ONLY), "robust-clip"),

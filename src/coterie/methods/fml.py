@@ -1,6 +1,6 @@
 """Each client trains a personal model and a shared one that learn from each other; only the shared one is averaged.
 
-Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu, Wu: Federated Mutual Learning, 2020.
+Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu, Wu: Federated Mutual Learning, arXiv 2020 (2006.16765).
 Personal and shared model have one architecture and one start here (the paper: any). Both take a step on every batch at
 once, each with the other's output before the step as a constant. The shared model is averaged by samples.
 """
@@ -56,6 +56,7 @@ class FML(Method[Server, State, Down, Up]):
     )
 
     title: ClassVar[str] = "FML"
+    family: ClassVar[str] = "regularized"
     results: ClassVar[dict[str, str]] = {"FML": "post"}
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
     needs_classes: ClassVar[bool] = True

@@ -81,6 +81,8 @@ class GPFL(Method[Server, State, Down, Up]):
     average_heads: bool = field(default=False, metadata={"help": "also send heads, to evaluate a global model"})
 
     title: ClassVar[str] = "GPFL"
+    family: ClassVar[str] = "personal head"
+    suits: ClassVar[tuple[str, ...]] = ("label shift",)
     results: ClassVar[dict[str, str]] = {"GPFL": "pre"}
     protections: ClassVar[Protections] = {
         "dp-client": unless(HEADS, average_heads=False),

@@ -1,6 +1,7 @@
 """The server keeps k models; each client trains the one that fits its data best, and each is averaged separately.
 
-Mansour, Mohri, Ro, Suresh: Three Approaches for Personalization with Applications to Federated Learning, 2020.
+Mansour, Mohri, Ro, Suresh: Three Approaches for Personalization with Applications to Federated Learning,
+arXiv 2020 (2002.10619).
 The same as IFCA (Ghosh, Chung, Yin, Ramchandran, NeurIPS 2020) with model averaging.
 The first model is the common start, the others are initialized independently: equal models would stay one cluster.
 A client chooses the model with the lowest mean loss on its training samples, without augmentation: when it joins,
@@ -53,6 +54,8 @@ class HypCluster(Method[Server, State, Down, Up]):
     clusters: int = field(default=5, metadata={"help": "models that the server keeps (k)", "low": 1})
 
     title: ClassVar[str] = "HypCluster"
+    family: ClassVar[str] = "clusters"
+    suits: ClassVar[tuple[str, ...]] = ("feature shift", "new clients")
     results: ClassVar[dict[str, str]] = {"HypCluster": "finished"}
     protections: ClassVar[Protections] = {
         **robust(

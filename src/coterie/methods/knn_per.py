@@ -59,6 +59,8 @@ class KNNPer(Method[Server, State, Down, Up]):
     width: float = field(default=1.0, metadata={"help": "width of the kernel, per feature (σ)", "above": 0})
 
     title: ClassVar[str] = "kNN-Per"
+    family: ClassVar[str] = "fine-tuning"
+    suits: ClassVar[tuple[str, ...]] = ("label shift", "new clients")
     results: ClassVar[dict[str, str]] = {"kNN-Per": "finished"}
     needs_classes: ClassVar[bool] = True
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}

@@ -1,7 +1,7 @@
 """Clients share the head and keep personal encoders, the reverse of FedPer.
 
 Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency: Think Locally, Act Globally: Federated Learning
-with Local and Global Representations, 2020.
+with Local and Global Representations, arXiv 2020 (2001.01523).
 As in FedPAC's comparison, training starts from scratch (the authors: from a model trained by FedAvg), and heads are
 averaged by samples (the authors: uniformly).
 """
@@ -42,6 +42,8 @@ class Up(NamedTuple):
 @dataclass(frozen=True)
 class LGFedAvg(Method[Server, State, Down, Up]):
     title: ClassVar[str] = "LG-FedAvg"
+    family: ClassVar[str] = "personal layers"
+    suits: ClassVar[tuple[str, ...]] = ("feature shift",)
     results: ClassVar[dict[str, str]] = {"LG-FedAvg": "pre"}
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
     needs_head: ClassVar[bool] = True

@@ -38,6 +38,7 @@ class Up(NamedTuple):
 @dataclass(frozen=True)
 class Local(Method[Server, State, Down, Up]):
     title: ClassVar[str] = "Local"
+    family: ClassVar[str] = "personal layers"
     results: ClassVar[dict[str, str]] = {"Local": "post"}
     protections: ClassVar[Protections] = {
         **robust(refused(NOTHING_SENT)),

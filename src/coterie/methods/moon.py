@@ -46,6 +46,7 @@ class MOON(Method[Server, State, Down, Up]):
     temperature: float = field(default=0.5, metadata={"help": "temperature of the contrastive loss (τ)", "above": 0})
 
     title: ClassVar[str] = "MOON"
+    family: ClassVar[str] = "global model"
     results: ClassVar[dict[str, str]] = {"MOON": "pre"}
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
     personal_is_global: ClassVar[bool] = True

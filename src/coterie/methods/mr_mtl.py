@@ -46,6 +46,8 @@ class MRMTL(Method[Server, State, Down, Up]):
     pull: float = field(default=0.1, metadata={"help": "pull of personal models towards their mean (λ)", "low": 0})
 
     title: ClassVar[str] = "MR-MTL"
+    family: ClassVar[str] = "regularized"
+    suits: ClassVar[tuple[str, ...]] = ("few clients",)
     results: ClassVar[dict[str, str]] = {"MR-MTL": "post"}
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
 

@@ -58,6 +58,8 @@ class PerFedAvg(Method[Server, State, Down, Up]):
     )
 
     title: ClassVar[str] = "Per-FedAvg"
+    family: ClassVar[str] = "fine-tuning"
+    suits: ClassVar[tuple[str, ...]] = ("new clients",)
     results: ClassVar[dict[str, str]] = {"Per-FedAvg": "finished"}
     protections: ClassVar[Protections] = {
         "dp-client": ALLOWED,

@@ -68,6 +68,8 @@ class PFAKD(Method[Server, State, Down, Up]):
     )
 
     title: ClassVar[str] = "PFAKD"
+    family: ClassVar[str] = "personal head"
+    suits: ClassVar[tuple[str, ...]] = ("label shift",)
     results: ClassVar[dict[str, str]] = {"PFAKD": "pre"}
     needs_classes: ClassVar[bool] = True
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}

@@ -72,6 +72,8 @@ class pFedFDA(Method[Server, State, Down, Up]):
     ridge: float = field(default=1.0, metadata={"help": "added to the variances of local Gaussians", "low": 0})
 
     title: ClassVar[str] = "pFedFDA"
+    family: ClassVar[str] = "prototypes"
+    suits: ClassVar[tuple[str, ...]] = ("label shift", "feature shift")
     results: ClassVar[dict[str, str]] = {"pFedFDA": "finished"}
     protections: ClassVar[Protections] = {
         **robust(refused("order statistics of covariances are not a covariance; use clip"), "robust-clip"),

@@ -76,6 +76,7 @@ class pFedHN(Method[Server, State, Down, Up]):
     )
 
     title: ClassVar[str] = "pFedHN"
+    family: ClassVar[str] = "hypernetwork"
     results: ClassVar[dict[str, str]] = {"pFedHN": "post"}
     needs_sgd: ClassVar[str] = "it sets momentum and weight decay of local training itself"
     protections: ClassVar[Protections] = {

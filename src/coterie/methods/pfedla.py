@@ -61,6 +61,8 @@ class pFedLA(Method[Server, State, Down, Up]):
     own: float = field(default=1.0, metadata={"help": "initial logit of a client's own model in its means", "low": 0})
 
     title: ClassVar[str] = "pFedLA"
+    family: ClassVar[str] = "hypernetwork"
+    suits: ClassVar[tuple[str, ...]] = ("few clients",)
     results: ClassVar[dict[str, str]] = {"pFedLA": "post"}
     protections: ClassVar[Protections] = {
         "robust-median": refused(OWN_ROWS),

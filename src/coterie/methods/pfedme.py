@@ -54,6 +54,7 @@ class pFedMe(Method[Server, State, Down, Up]):
     use_local: bool = field(default=False, metadata={"help": "predict with the local copy (w), not the personal model"})
 
     title: ClassVar[str] = "pFedMe"
+    family: ClassVar[str] = "regularized"
     results: ClassVar[dict[str, str]] = {"pFedMe": "post"}
     needs_sgd: ClassVar[str] = "a step towards the personal model is lr times λ times their distance"
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}

@@ -57,6 +57,8 @@ class qFedAvg(Method[Server, State, Down, Up]):
     weight_by_samples: bool = field(default=True, metadata={"help": "weight clients by samples too"})
 
     title: ClassVar[str] = "q-FedAvg"
+    family: ClassVar[str] = "fairness"
+    suits: ClassVar[tuple[str, ...]] = ("unequal sizes",)
     results: ClassVar[dict[str, str]] = {"q-FedAvg": "pre"}
     protections: ClassVar[Protections] = {
         "robust-median": refused(OWN_ROWS),

@@ -53,6 +53,7 @@ class SCAFFOLD(Method[Server, State, Down, Up]):
     )
 
     title: ClassVar[str] = "SCAFFOLD"
+    family: ClassVar[str] = "global model"
     results: ClassVar[dict[str, str]] = {"SCAFFOLD": "pre"}
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
     personal_is_global: ClassVar[bool] = True

@@ -69,6 +69,7 @@ class SuPerFed(Method[Server, State, Down, Up]):
     )
 
     title: ClassVar[str] = "SuPerFed"
+    family: ClassVar[str] = "mixture"
     results: ClassVar[dict[str, str]] = {"SuPerFed": "post"}
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
 

@@ -92,6 +92,8 @@ class FedPAC(Method[Server, State, Down, Up]):
     )
 
     title: ClassVar[str] = "FedPAC"
+    family: ClassVar[str] = "prototypes"
+    suits: ClassVar[tuple[str, ...]] = ("label shift",)
     results: ClassVar[dict[str, str]] = {"FedPAC": "pre"}
     protections: ClassVar[Protections] = {
         "robust-median": refused(OWN_ROWS),

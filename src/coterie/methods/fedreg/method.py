@@ -88,6 +88,8 @@ class FedReG(Method[Server, State, Down, Up]):
     original_pass: bool = field(default=True, metadata={"help": "first pass over the client's data"})
 
     title: ClassVar[str] = "FedReG"
+    family: ClassVar[str] = "personal head"
+    suits: ClassVar[tuple[str, ...]] = ("label shift",)
     results: ClassVar[dict[str, str]] = {"FedReG": "pre"}
     needs_classes: ClassVar[bool] = True
     protections: ClassVar[Protections] = {

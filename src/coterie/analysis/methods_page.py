@@ -1,0 +1,115 @@
+"""docs/methods.md: an index of the methods by family, and a section for each."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+
+from coterie.analysis.catalogue import CLIENTS, MethodEntry, entries, message
+from coterie.analysis.choosing import NEEDS, derived, grouped
+from coterie.analysis.citations import bibtex
+from coterie.core.families import DERIVED, DESIGNED, FAMILIES, SITUATIONS
+from coterie.federation.history import POINTS
+
+HEADER = f"""# Methods
+
+This page is made from the code (`coterie methods --markdown`). `coterie methods` lists the methods, with filters such
+as `--family`, `--year 2021-2023`, `--task regression`, `--private dp-sample` and `--sends encoder`;
+`coterie methods --suggest "label shift"` gives a short list for a situation, and `coterie cite fedala` a BibTeX entry.
+
+Bytes are those of one client in one round, for the network that FedPAC uses on Fashion-MNIST (117,066 parameters) and
+{CLIENTS} clients, with default settings. `Weights` and `Tree` are named tensors of a network, `Tensor` is one tensor of
+the shape in parentheses, with K classes, d features and m clients. Momentum that stays on a client is not listed. What
+a method suits is read from its paper's design and from its code; it is not a measurement."""
+
+
+def markdown() -> str:
+    groups = grouped(entries())
+    lines = [HEADER, "", "## Index", ""]
+    for family, group in groups.items():
+        lines += [f"**[{heading(family)}](#{anchor(family)})**: {FAMILIES[family]}", ""]
+        lines += ["| method | what it does | sends | bytes down | bytes up | year |", "|---|---|---|--:|--:|--:|"]
+        lines += [index_row(e) for e in group]
+        lines += [""]
+    lines += ["## Situations", "", "| situation | why a method suits it |", "|---|---|"]
+    for word in SITUATIONS:
+        said = [f"it {DESIGNED[word]}" if word in DESIGNED and word != "new clients" else DESIGNED.get(word, "")]
+        lines += [f"| {word} | {', or '.join(filter(None, [*said, DERIVED.get(word, '')]))} |"]
+    lines += ["", "## Where results are measured", ""]
+    lines += [f"- `{point}`: {meaning}" for point, meaning in POINTS.items()]
+    for family, group in groups.items():
+        lines += ["", f"## {heading(family)}", "", FAMILIES[family]]
+        for e in group:
+            lines += ["", *section(e)]
+    return "\n".join(lines) + "\n"
+
+
+def heading(family: str) -> str:
+    return family[0].upper() + family[1:]
+
+
+def anchor(text: str) -> str:
+    return text.replace(" ", "-")
+
+
+def index_row(e: MethodEntry) -> str:
+    t = e.traffic
+    return (
+        f"| [`{e.name}`](#{e.name}) | {e.description.about} | {', '.join(e.sends)} "
+        f"| {t.bytes_down:,} | {t.bytes_up:,} | {e.year or ''} |"
+    )
+
+
+def section(e: MethodEntry) -> Iterator[str]:
+    t, method, citation = e.traffic, e.method, e.description.citation
+    yield from (f"### {e.name}", "", f"**{method.title}**. {e.description.about}", "")
+    rows = [*message_rows(e, "down"), *message_rows(e, "up")]
+    if rows:
+        yield from ("| message | field | type | content |", "|---|---|---|---|", *rows, "")
+    yield f"- Bytes: {t.bytes_down:,} down, {t.bytes_up:,} up. A client keeps: {words(e.stays)}."
+    yield f"- Reported: {', '.join(f'{name} (`{point}`)' for name, point in method.results.items())}."
+    yield f"- Suits: {'; '.join(suited(e)) or 'no situation in particular'}."
+    yield f"- Needs: {', '.join(what for name, what in NEEDS.items() if getattr(method, name)) or 'nothing special'}."
+    yield f"- Protections: {', '.join(f'`{kind}`' for kind in e.private) or 'none'}."
+    if e.variants:
+        yield f"- Variants: {', '.join(f'`{name}` ({title})' for name, title in e.variants.items())}."
+    yield from ("", *settings(e))
+    if e.description.details:
+        yield from (e.description.details, "")
+    if citation:
+        yield from ("```bibtex", bibtex(e.name, citation), "```")
+
+
+def message_rows(e: MethodEntry, way: str) -> Iterator[str]:
+    """One row for each field that is sent, with the type and the comment of its declaration."""
+    kind = message(e.method, "server_send") if way == "down" else message(e.method, "client_train").__args__[1]
+    declared = re.findall(r"^    (\w+): ([^#\n]*)(?:#(.*))?$", inspect.getsource(kind), re.M)
+    for name, typed, comment in declared:
+        if name in getattr(e.traffic, way):
+            plain = re.sub(r"Annotated\[(\w+), .*\]| \| tuple\[\(\)\]| = .*", r"\1", typed.strip())
+            yield f"| {way} | `{name}` | `{plain}` | {cell(comment.strip())} |"
+
+
+def suited(e: MethodEntry) -> list[str]:
+    """The situations with a reason where it is a number."""
+    return [
+        f"{word} ({derived(e, word)})" if word == "little bandwidth" else word for word in SITUATIONS if e.meets(word)
+    ]
+
+
+def settings(e: MethodEntry) -> Iterator[str]:
+    own = [f for f in fields(e.method) if f.name != "train"]
+    if own:
+        yield from ("| setting | default | what it is |", "|---|---|---|")
+        yield from (f"| `{f.name}` | {f.default} | {cell(f.metadata.get('help', ''))} |" for f in own)
+        yield ""
+
+
+def cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def words(names: tuple[str, ...]) -> str:
+    return ", ".join(name.replace("_", " ") for name in names) or "nothing"

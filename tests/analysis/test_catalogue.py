@@ -1,0 +1,198 @@
+"""The catalogue of methods: declared words, citations, filters, suggestions."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from coterie.analysis.catalogue import MethodEntry, entries
+from coterie.analysis.choosing import Filters, suggestions, years
+from coterie.analysis.citations import CITATION, bibtex, described, key
+from coterie.cli import main
+from coterie.core.errors import CoterieError
+from coterie.core.families import DESIGNED, FAMILIES, SITUATIONS
+from coterie.methods import METHODS, FedAvg
+
+NO_VENUE = {"fedcrc", "fedreg", "pfakd", "fedpac-proto"}  # their docstrings name a year only
+
+
+@pytest.fixture(scope="module")
+def listed() -> list[MethodEntry]:
+    return entries()
+
+
+def names(found: list[MethodEntry]) -> set[str]:
+    return {e.name for e in found}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_declares_a_family_and_cites_its_paper(name: str) -> None:
+    kind = METHODS[name]
+    assert kind.family in FAMILIES
+    assert set(kind.suits) <= set(DESIGNED)
+    about, citation, _ = described(kind)
+    assert about.endswith(".")
+    if name == "local":
+        assert citation is None
+        return
+    assert citation is not None
+    assert 2016 <= citation.year <= 2026
+    assert citation.title
+    assert all(citation.authors)
+    assert bool(citation.venue) == (name not in NO_VENUE)
+    entry = bibtex(name, citation)
+    assert re.fullmatch(r"@(inproceedings|article|misc)\{[a-z]+20\d\d[a-z0-9]+,\n(  \w+ = \{.+\},\n)+\}", entry)
+    depth = 0
+    for letter in entry:
+        depth += {"{": 1, "}": -1}.get(letter, 0)
+        assert depth >= 0
+    assert depth == 0
+
+
+def test_families_are_few_and_used() -> None:
+    assert len(FAMILIES) <= 12
+    assert {kind.family for kind in METHODS.values()} == set(FAMILIES)
+
+
+def test_keys_are_unique() -> None:
+    cited = {name: described(kind).citation for name, kind in METHODS.items()}
+    keys = [key(name, citation) for name, citation in cited.items() if citation]
+    assert len(set(keys)) == len(keys) == len(METHODS) - 1
+    assert {"zhang2023fedala", "li2021ditto", "mcmahan2017fedavg", "li2020qfedavg"} <= set(keys)
+
+
+def test_a_citation_is_read_to_its_end() -> None:
+    found = CITATION.fullmatch("Ong, de la Cruz: Act, Think: A Study of 2019, NeurIPS 2020 (a note). More.")
+    assert found
+    assert found.group("authors", "title", "venue", "year", "note", "details") == (
+        "Ong, de la Cruz", "Act, Think: A Study of 2019", "NeurIPS", "2020", "a note", "More.",
+    )  # fmt: skip
+
+
+def test_words_are_strict_and_optional() -> None:
+    class Plain(FedAvg):
+        pass
+
+    assert Plain.family == "global model"
+    with pytest.raises(CoterieError, match="Odd: unknown family 'clusterz': did you mean 'clusters'"):
+        type("Odd", (FedAvg,), {"family": "clusterz"})
+    with pytest.raises(CoterieError, match="unknown situation to declare 'little bandwidth'"):
+        type("Odd", (FedAvg,), {"suits": ("little bandwidth",)})  # derived
+    with pytest.raises(CoterieError, match="must be a tuple"):
+        type("Odd", (FedAvg,), {"suits": "label shift"})
+
+
+def test_filters(listed: list[MethodEntry]) -> None:
+    assert names(Filters(family="Clusters").chosen(listed)) == {"hypcluster", "cfl"}
+    assert names(Filters(family="personal-layers", year="2020-2021").chosen(listed)) == {"lg-fedavg", "fedbn"}
+    assert names(Filters(year="-2018").chosen(listed)) == {"fedavg"}
+    assert names(Filters(year="2024-").chosen(listed)) == {
+        "fedpac-proto", "fedreg", "pfakd", "fedas", "pfedfda", "fedtgp",
+    }  # fmt: skip
+    assert names(Filters(sends="prototypes").chosen(listed)) == {
+        "fedproto", "fedtgp", "fedgh", "gpfl", "fedpac", "fedpac-proto", "pfedfda",
+    }  # fmt: skip
+    assert names(Filters(sends="several models").chosen(listed)) == {"fedfomo", "hypcluster", "fedem", "apple"}
+    assert names(Filters(sends="nothing").chosen(listed)) == {"local"}
+    assert names(Filters(sends="some layers").chosen(listed)) == {"fedbn"}
+    assert names(Filters(suits=("little bandwidth",)).chosen(listed)) == {"lg-fedavg", "fedproto", "fedgh", "fedtgp"}
+    assert names(Filters(suits=("little bandwidth",), task="regression").chosen(listed)) == {"lg-fedavg"}
+    everything = Filters(task="classification").chosen(listed)
+    assert everything == listed
+    numbers = names(Filters(task="regression").chosen(listed))
+    assert numbers == {name for name, kind in METHODS.items() if not kind.needs_classes}
+
+
+def test_filters_by_protection(listed: list[MethodEntry]) -> None:
+    few = [e for e in listed if e.name in ("fedavg", "fedala", "fedfomo", "local", "fedgh")]
+    assert names(Filters(private="dp-sample").chosen(few)) == {"fedavg", "local"}
+    assert names(Filters(private="dp-client").chosen(few)) == {"fedavg", "fedala"}
+    assert names(Filters(private="encrypt").chosen(few)) == {"fedavg", "fedala"}
+    assert names(Filters(suits=("privacy",)).chosen(few)) == {"fedavg"}
+
+
+@pytest.mark.parametrize(
+    ("text", "span"),
+    [("2021", (2021, 2021)), ("2021-2023", (2021, 2023)), ("2021-", (2021, 9999)), ("-2020", (0, 2020))],
+)
+def test_years(text: str, span: tuple[int, int]) -> None:
+    assert years(text) == span
+
+
+@pytest.mark.parametrize("situation", [s for s in SITUATIONS if s != "privacy"])  # tested above, and slow for all
+def test_suggestions_fit_what_the_class_says(situation: str, listed: list[MethodEntry]) -> None:
+    found = suggestions(listed, [situation])
+    assert 0 < len(found) < len(listed)
+    assert all(s.met == [situation] and s.reason for s in found)
+    for s in found:
+        assert ("one class per sample" in s.reason) == s.entry.method.needs_classes
+        assert ("normalization layers" in s.reason) == s.entry.method.needs_norm
+    declared = [situation in s.entry.method.suits for s in found]
+    assert declared == sorted(declared, reverse=True)  # design first
+    chosen = {s.entry.name for s in found}
+    assert {name for name, kind in METHODS.items() if situation in kind.suits} <= chosen
+    if situation == "no classes needed":
+        assert chosen == {name for name, kind in METHODS.items() if not kind.needs_classes}
+    if situation == "many clients":
+        assert chosen.isdisjoint({"scaffold", "moon", "ditto", "fedrep", "afl"})  # these keep something per client
+
+
+def test_several_situations(listed: list[MethodEntry]) -> None:
+    both = suggestions(listed, ["feature shift", "new-clients"])
+    assert {s.entry.name for s in both} == {"feddbe", "hypcluster", "pfedfda"}
+    assert both[0].entry.name == "hypcluster"  # the only one designed for both
+    most = suggestions(listed, ["feature shift", "little bandwidth", "new clients"])
+    assert {len(s.met) for s in most} == {2}  # none meets three
+    assert suggestions([], ["label shift"]) == []
+
+
+def test_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["cite", "FedAdam", "fedyogi", "ditto"])
+    out = capsys.readouterr().out
+    assert re.findall(r"^@\w+\{(\w+),$", out, re.M) == ["reddi2021fedopt", "li2021ditto"]
+    main(["methods", "--suggest", "little bandwidth"])
+    out = capsys.readouterr().out
+    assert "lg-fedavg" in out
+    assert "not a measurement" in " ".join(out.split())
+    main(["methods", "--suggest", "little bandwidth", "--task", "regression", "--json"])
+    assert [s["name"] for s in json.loads(capsys.readouterr().out)] == ["lg-fedavg"]
+    main(["methods", "--family", "clusters", "--year", "2024-"])
+    assert capsys.readouterr().out == "No method matches all of these filters.\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["cite", "fedalaa"], "unknown method 'fedalaa': did you mean 'fedala'?"),
+        (["cite", "local"], "Local has no paper"),
+        (["methods", "--family", "clusers"], "unknown family 'clusers': did you mean 'clusters'?"),
+        (["methods", "--year", "2023-2021"], "use 2021-2023"),
+        (["methods", "--year", "20212023"], "--year must be a year or a range"),
+        (["methods", "--year", "-"], "--year must be a year or a range"),
+        (["methods", "--task", "regresion"], "did you mean 'regression'?"),
+        (["methods", "--private", "dp"], "known: dp-client, dp-sample, encrypt"),
+        (["methods", "--sends", "prototype"], "did you mean 'prototypes'?"),
+        (["methods", "--suits", "labels"], "did you mean 'label shift'?"),
+        (["methods", "--suggest", "labl shift"], "did you mean 'label shift'?"),
+        (["methods", "--suggest"], "--suggest needs a situation"),
+    ],
+)
+def test_wrong_words_get_one_line(command: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(command)
+    err = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_the_page_has_one_anchor_per_method() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
+    sections = re.findall(r"^### (.+)$", page, re.M)
+    assert sorted(sections) == sorted(METHODS)
+    assert sorted(re.findall(r"^\| \[`[^`]+`\]\(#([^)]+)\)", page, re.M)) == sorted(METHODS)
+    assert page.count("```bibtex") == len(METHODS) - 1
+    assert all(word in page for word in (*FAMILIES.values(), *SITUATIONS))
