@@ -36,6 +36,7 @@ def test_the_method_on_the_page_runs(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert toy.distance(shipped, found) < 1e-10
 
 
+@pytest.mark.long
 def test_the_table_of_methods_is_the_codes() -> None:
     """If this fails: coterie methods --markdown > docs/methods.md"""
     assert (DOCS / "methods.md").read_text(encoding="utf-8") == markdown()

@@ -92,18 +92,29 @@ def test_filters(listed: list[MethodEntry]) -> None:
     assert names(Filters(year="2024-").chosen(listed)) == {
         "fedpac-proto", "fedreg", "pfakd", "fedas", "pfedfda", "fedtgp",
     }  # fmt: skip
+
+
+@pytest.mark.long
+def test_filters_by_content(listed: list[MethodEntry]) -> None:
     assert names(Filters(sends="prototypes").chosen(listed)) == {
         "fedproto", "fedtgp", "fedgh", "gpfl", "fedpac", "fedpac-proto", "pfedfda",
     }  # fmt: skip
     assert names(Filters(sends="several models").chosen(listed)) == {"fedfomo", "hypcluster", "fedem", "apple"}
     assert names(Filters(sends="nothing").chosen(listed)) == {"local"}
     assert names(Filters(sends="some layers").chosen(listed)) == {"fedbn"}
-    assert names(Filters(suits=("little bandwidth",)).chosen(listed)) == {"lg-fedavg", "fedproto", "fedgh", "fedtgp"}
-    assert names(Filters(suits=("little bandwidth",), task="regression").chosen(listed)) == {"lg-fedavg"}
+
+
+def test_filters_by_task(listed: list[MethodEntry]) -> None:
     everything = Filters(task="classification").chosen(listed)
     assert everything == listed
     numbers = names(Filters(task="regression").chosen(listed))
     assert numbers == {name for name, kind in METHODS.items() if not kind.needs_classes}
+
+
+@pytest.mark.long
+def test_filters_by_traffic(listed: list[MethodEntry]) -> None:
+    assert names(Filters(suits=("little bandwidth",)).chosen(listed)) == {"lg-fedavg", "fedproto", "fedgh", "fedtgp"}
+    assert names(Filters(suits=("little bandwidth",), task="regression").chosen(listed)) == {"lg-fedavg"}
 
 
 def test_filters_by_protection(listed: list[MethodEntry]) -> None:
@@ -122,6 +133,7 @@ def test_years(text: str, span: tuple[int, int]) -> None:
     assert years(text) == span
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("situation", [s for s in SITUATIONS if s != "privacy"])  # tested above, and slow for all
 def test_suggestions_fit_what_the_class_says(situation: str, listed: list[MethodEntry]) -> None:
     found = suggestions(listed, [situation])
@@ -140,6 +152,7 @@ def test_suggestions_fit_what_the_class_says(situation: str, listed: list[Method
         assert chosen.isdisjoint({"scaffold", "moon", "ditto", "fedrep", "afl"})  # these keep something per client
 
 
+@pytest.mark.long
 def test_several_situations(listed: list[MethodEntry]) -> None:
     both = suggestions(listed, ["feature shift", "new-clients"])
     assert {s.entry.name for s in both} == {"feddbe", "hypcluster", "pfedfda"}
@@ -153,11 +166,11 @@ def test_commands(capsys: pytest.CaptureFixture[str]) -> None:
     main(["cite", "FedAdam", "fedyogi", "ditto"])
     out = capsys.readouterr().out
     assert re.findall(r"^@\w+\{(\w+),$", out, re.M) == ["reddi2021fedopt", "li2021ditto"]
-    main(["methods", "--suggest", "little bandwidth"])
+    main(["methods", "--suggest", "little bandwidth", "--family", "personal layers"])
     out = capsys.readouterr().out
     assert "lg-fedavg" in out
     assert "not a measurement" in " ".join(out.split())
-    main(["methods", "--suggest", "little bandwidth", "--task", "regression", "--json"])
+    main(["methods", "--suggest", "little bandwidth", "--family", "personal layers", "--json"])
     assert [s["name"] for s in json.loads(capsys.readouterr().out)] == ["lg-fedavg"]
     main(["methods", "--family", "clusters", "--year", "2024-"])
     assert capsys.readouterr().out == "No method matches all of these filters.\n"
