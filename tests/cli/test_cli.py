@@ -183,6 +183,7 @@ def test_a_folder_that_exists_is_not_touched(tmp_path: Path, capsys: pytest.Capt
     assert [p.name for p in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
 
 
+@pytest.mark.long
 def test_listings(capsys: pytest.CaptureFixture[str]) -> None:
     main(["methods", "--json"])
     methods = json.loads(capsys.readouterr().out)

@@ -96,15 +96,17 @@ def suggestions(listed: Sequence[MethodEntry], asked: Sequence[str]) -> list[Sug
 
 
 def reason(entry: MethodEntry, met: Sequence[str]) -> str:
-    """What the method does, if it is designed for one of the situations; properties that suit others; its needs."""
+    """The situations that the method is designed for, properties that suit others, its needs, and what it does."""
     designed = [situation for situation in met if situation in entry.method.suits]
-    said = [f"designed for {', '.join(designed)}: {entry.description.about.rstrip('.')}"] if designed else []
-    return "; ".join([*said, *(derived(entry, s) for s in met if s not in designed), *needs(entry)])
+    said = [f"designed for {', '.join(designed)}"] if designed else []
+    said += [*(derived(entry, s) for s in met if s not in designed), *needs(entry)]
+    said += [entry.description.about.rstrip(".")] if designed else []
+    return " ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in said)
 
 
 def derived(entry: MethodEntry, situation: str) -> str:
     if situation == "little bandwidth":
-        return f"sends {entry.share:.1%} of what FedAvg sends"
+        return f"it sends {entry.share:.1%} of what FedAvg sends"
     return DERIVED[situation]
 
 

@@ -33,10 +33,8 @@ def markdown() -> str:
         lines += ["| method | what it does | sends | bytes down | bytes up | year |", "|---|---|---|--:|--:|--:|"]
         lines += [index_row(e) for e in group]
         lines += [""]
-    lines += ["## Situations", "", "| situation | why a method suits it |", "|---|---|"]
-    for word in SITUATIONS:
-        said = [f"it {DESIGNED[word]}" if word in DESIGNED and word != "new clients" else DESIGNED.get(word, "")]
-        lines += [f"| {word} | {', or '.join(filter(None, [*said, DERIVED.get(word, '')]))} |"]
+    lines += ["## Situations", "", "| situation | methods declare that | their code shows that |", "|---|---|---|"]
+    lines += [f"| {word} | {DESIGNED.get(word, '')} | {DERIVED.get(word, '')} |" for word in SITUATIONS]
     lines += ["", "## Where results are measured", ""]
     lines += [f"- `{point}`: {meaning}" for point, meaning in POINTS.items()]
     for family, group in groups.items():
@@ -72,14 +70,14 @@ def section(e: MethodEntry) -> Iterator[str]:
     yield f"- Reported: {', '.join(f'{name} (`{point}`)' for name, point in method.results.items())}."
     yield f"- Suits: {'; '.join(suited(e)) or 'no situation in particular'}."
     yield f"- Needs: {', '.join(what for name, what in NEEDS.items() if getattr(method, name)) or 'nothing special'}."
-    yield f"- Protections: {', '.join(f'`{kind}`' for kind in e.private) or 'none'}."
+    yield f"- Privacy with default settings: {', '.join(f'`{kind}`' for kind in e.private) or 'none'}."
     if e.variants:
         yield f"- Variants: {', '.join(f'`{name}` ({title})' for name, title in e.variants.items())}."
-    yield from ("", *settings(e))
+    yield from settings(e)
     if e.description.details:
-        yield from (e.description.details, "")
+        yield from ("", e.description.details)
     if citation:
-        yield from ("```bibtex", bibtex(e.name, citation), "```")
+        yield from ("", "```bibtex", bibtex(e.name, citation), "```")
 
 
 def message_rows(e: MethodEntry, way: str) -> Iterator[str]:
@@ -102,9 +100,8 @@ def suited(e: MethodEntry) -> list[str]:
 def settings(e: MethodEntry) -> Iterator[str]:
     own = [f for f in fields(e.method) if f.name != "train"]
     if own:
-        yield from ("| setting | default | what it is |", "|---|---|---|")
+        yield from ("", "| setting | default | what it is |", "|---|---|---|")
         yield from (f"| `{f.name}` | {f.default} | {cell(f.metadata.get('help', ''))} |" for f in own)
-        yield ""
 
 
 def cell(text: str) -> str:

@@ -23,10 +23,10 @@ FAMILIES = {
 
 # Declared by a method, where its design aims at the situation: word -> reason.
 DESIGNED = {
-    "few clients": "handles each client on its own, which few clients allow",
-    "label shift": "is designed for clients whose class shares differ",
-    "feature shift": "is designed for clients whose inputs differ",
-    "unequal sizes": "is designed for clients with unequal samples, steps or losses",
+    "few clients": "the server handles each client on its own, which few clients allow",
+    "label shift": "it is designed for clients whose class shares differ",
+    "feature shift": "it is designed for clients whose inputs differ",
+    "unequal sizes": "it is designed for clients with unequal samples, steps or losses",
     "new clients": "a new client adapts shared models with its own samples",
 }
 
@@ -34,10 +34,10 @@ DESIGNED = {
 DERIVED = {
     "many clients": "clients keep nothing between rounds, so that they may take part rarely",
     "new clients": "a new client gets the global model at once",
-    "little bandwidth": "sends less than half as much as FedAvg",
-    "privacy": "allows --dp client, --dp sample and --encrypt",
-    "no classes needed": "uses the loss of the task only",
-    "global model": "gives a global model too",
+    "little bandwidth": "it sends less than half as much as FedAvg",
+    "privacy": "it allows `--dp client`, `--dp sample` and `--encrypt`",
+    "no classes needed": "it uses the loss of the task only",
+    "global model": "there is a global model too",
 }
 
 SITUATIONS = tuple(dict.fromkeys((*DESIGNED, *DERIVED)))
