@@ -85,6 +85,7 @@ class Floco(Method[Server, State, Down, Up]):
     )
 
     title: ClassVar[str] = "Floco"
+    family: ClassVar[str] = "mixture"
     results: ClassVar[dict[str, str]] = {"Floco": "pre"}
     protections: ClassVar[Protections] = {
         "robust-median": refused(OWN_ROWS),
