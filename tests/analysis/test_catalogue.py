@@ -90,7 +90,7 @@ def test_filters(listed: list[MethodEntry]) -> None:
     assert names(Filters(family="personal-layers", year="2020-2021").chosen(listed)) == {"lg-fedavg", "fedbn"}
     assert names(Filters(year="-2018").chosen(listed)) == {"fedavg"}
     assert names(Filters(year="2024-").chosen(listed)) == {
-        "fedpac-proto", "fedreg", "pfakd", "fedas", "pfedfda", "fedtgp",
+        "fedpac-proto", "fedreg", "pfakd", "fedas", "pfedfda", "fedtgp", "floco",
     }  # fmt: skip
 
 
