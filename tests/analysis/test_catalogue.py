@@ -207,5 +207,5 @@ def test_the_page_has_one_anchor_per_method() -> None:
     sections = re.findall(r"^### (.+)$", page, re.M)
     assert sorted(sections) == sorted(METHODS)
     assert sorted(re.findall(r"^\| \[`[^`]+`\]\(#([^)]+)\)", page, re.M)) == sorted(METHODS)
-    assert page.count("```bibtex") == len(METHODS) - 1
+    assert page.count("```text\n@") == len(METHODS) - 1
     assert all(word in page for word in (*FAMILIES.values(), *SITUATIONS))

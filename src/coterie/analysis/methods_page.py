@@ -15,9 +15,15 @@ from coterie.federation.history import POINTS
 
 HEADER = f"""# Methods
 
-This page is made from the code (`coterie methods --markdown`). `coterie methods` lists the methods, with filters such
-as `--family`, `--year 2021-2023`, `--task regression`, `--private dp-sample` and `--sends encoder`;
-`coterie methods --suggest "label shift"` gives a short list for a situation, and `coterie cite fedala` a BibTeX entry.
+This page is made from the code (`coterie methods --markdown`). `coterie methods` lists the methods by family, with
+filters; `--suggest` gives a short list with reasons for one or several [situations](#situations):
+
+```sh
+coterie methods --family "personal head" --year 2021-2023
+coterie methods --task regression --sends head
+coterie methods --suggest "label shift" "new clients"
+coterie cite fedala ditto
+```
 
 Bytes are those of one client in one round, for the network that FedPAC uses on Fashion-MNIST (117,066 parameters) and
 {CLIENTS} clients, with default settings. `Weights` and `Tree` are named tensors of a network, `Tensor` is one tensor of
@@ -77,7 +83,7 @@ def section(e: MethodEntry) -> Iterator[str]:
     if e.description.details:
         yield from ("", e.description.details)
     if citation:
-        yield from ("", "```bibtex", bibtex(e.name, citation), "```")
+        yield from ("", "```text", bibtex(e.name, citation), "```")
 
 
 def message_rows(e: MethodEntry, way: str) -> Iterator[str]:
