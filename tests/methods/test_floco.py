@@ -190,6 +190,8 @@ def test_the_closest_point_by_hand() -> None:
         [[0.2, 0.3, 0.5], [1.0, 0.0, 0.0], [1 / 3, 1 / 3, 1 / 3], [0.6, 0.4, 0.0]], dtype=torch.float64
     )
     torch.testing.assert_close(closest(given), expected)
+    far = torch.tensor([[0.0, 1e20, 1.0]])  # 1e20 - 1 is 1e20
+    assert closest(far).tolist() == [[0.0, 1.0, 0.0]]
 
 
 def test_the_projection_by_hand() -> None:

@@ -201,6 +201,7 @@ def projected(updates: Tensor, projection: Projection) -> Tensor:
 
 def closest(scores: Tensor) -> Tensor:
     """(n, M) the point of the simplex that is closest to each row: max(κ - t, 0), where t makes the sum 1."""
+    scores = scores - scores.amax(1, keepdim=True)  # the same point, also for scores that are too large to subtract 1
     ordered = scores.sort(1, descending=True).values
     rank = torch.arange(1, scores.shape[1] + 1, dtype=scores.dtype, device=scores.device)
     over = (ordered.cumsum(1) - 1) / rank  # t, if this many entries are positive
