@@ -83,6 +83,7 @@ CATEGORIES: dict[str, str] = {
     "up.shared": WEIGHTS,
     "up.components": WEIGHTS,
     "up.core": WEIGHTS,
+    "up.simplex": WEIGHTS,
     "up.critical": WEIGHTS,  # which of them matter, from weights before and after training
     "up.control_change": WEIGHTS,
     "up.samples": SIZE,
