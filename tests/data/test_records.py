@@ -120,3 +120,8 @@ def test_labels_of_tokens_are_padded_without_a_loss() -> None:
 def test_refused(given: Any, options: dict[str, Any], says: str) -> None:
     with pytest.raises(CoterieError, match=says):
         coterie.clients_from(given, **options)
+
+
+def test_files_are_not_data_in_memory() -> None:
+    with pytest.raises(CoterieError, match=r"takes data in memory; read files with coterie\.load_clients\('plants'"):
+        coterie.clients_from("plants", label_column="yield")  # type: ignore[arg-type]

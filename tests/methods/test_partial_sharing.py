@@ -135,9 +135,9 @@ def test_split_and_join_are_inverse() -> None:
 @pytest.mark.parametrize(
     ("personal", "said"),
     [
-        ("heads.*", r"'heads\.\*' matches no weights of the network; nearest: head\.bias, head\.weight"),
-        ("head.*|encoder.4.wieght", r"'encoder\.4\.wieght' matches no .*nearest: encoder\.4\.weight"),
-        ("zzz", r"known: head, encoder, norm, none, or names such as encoder\.0\.weight"),
+        ("heads.*", r"unknown weights to keep 'heads\.\*': did you mean 'head'"),
+        ("head.*|encoder.4.wieght", r"unknown weights to keep 'encoder\.4\.wieght': did you mean 'encoder\.4\.weight'"),
+        ("zzz", r"unknown weights to keep 'zzz': there are 0, 0\.bias"),
         ("*", "matches all weights of the network .* choose fewer, or method local"),
         ("norm", "needs a network with normalization layers"),
     ],
@@ -158,3 +158,11 @@ def test_fedbn_needs_normalization_layers() -> None:
 def toy_samples() -> tuple[torch.Tensor, torch.Tensor]:
     split = toy.toy().train
     return split.x[:4], split.y[:4]
+
+
+def test_names_of_the_user_s_network_are_understood() -> None:
+    """Modules and weights, as in the network that was given: the head is its layer 7 there."""
+    model = toy.model()
+    expected = sharing.personal_names("encoder.4.*|head.*", model)
+    assert sharing.personal_names(f"4|{model.head_name}", model) == expected
+    assert sharing.personal_names(f"4.*|{model.head_name}.weight|head.bias", model) == expected

@@ -6,9 +6,7 @@ encoder.3.weight and head.bias; running statistics of BatchNorm are among them.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
-from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from torch import nn
@@ -16,11 +14,12 @@ from torch import nn
 from coterie.core.errors import CoterieError, shortened
 from coterie.core.layers import Norm
 from coterie.core.model import Model, Weights
+from coterie.core.names import matching
 from coterie.core.tree import Live, Tree, flatten, is_statistic
 
 NORMS = (Norm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 WORDS = ("head", "encoder", "norm", "none")
-HELP = "what a client keeps: head, encoder, norm, or names such as 'encoder.3.*|head.*'"
+HELP = "what a client keeps: head, encoder, norm, or names of weights or modules, such as 'blocks.3|fc'"
 
 
 class Shares(NamedTuple):
@@ -59,7 +58,10 @@ def unmoved(weights: Tree) -> Tree:
 
 
 def personal_names(personal: str, model: Model) -> tuple[str, ...]:
-    """The names of the weights that stay with a client: those of a word of WORDS, or of patterns joined by |."""
+    """The names of the weights that stay with a client: those of a word of WORDS, or of patterns joined by |.
+
+    Patterns are of names as here or as in the user's network, of weights or modules, such as 'encoder.3|fc'.
+    """
     names = tuple(flatten(model.start))
     if personal == "none":
         return ()
@@ -72,16 +74,25 @@ def personal_names(personal: str, model: Model) -> tuple[str, ...]:
         if not found:
             raise CoterieError(f"personal '{personal}': the {personal} of this network has nothing to train")
     else:
-        for pattern in personal.split("|"):
-            if not any(fnmatchcase(name, pattern) for name in names):
-                raise CoterieError(f"personal '{pattern}' matches no weights of the network; {nearest(pattern, names)}")
-        found = tuple(name for name in names if any(fnmatchcase(name, part) for part in personal.split("|")))
+        theirs = {own_name(name, model): name for name in names}
+        picked = matching("weights to keep", personal, tuple({*names, *theirs}))
+        if two := [name for name in picked if name in names and theirs.get(name, name) != name]:
+            raise CoterieError(f"personal '{personal}': {two[0]} is the name of two weights; rename the module")
+        chosen = {theirs.get(name, name) for name in picked}
+        found = tuple(name for name in names if name in chosen)
     if len(found) == len(names):
         raise CoterieError(
             f"personal '{personal}' matches all weights of the network ({shortened(names)}), so there is nothing to "
             "share; choose fewer, or method local"
         )
     return found
+
+
+def own_name(name: str, model: Model) -> str:
+    """The name of a weight in the user's network."""
+    part, _, rest = name.partition(".")
+    inside = part == "encoder" or rest.startswith(f"{model.head_name}.")
+    return rest if inside else f"{model.head_name}.{rest}"
 
 
 def norm_names(model: Model) -> tuple[str, ...]:
@@ -93,8 +104,3 @@ def norm_names(model: Model) -> tuple[str, ...]:
 
 def norms(module: nn.Module) -> Iterable[str]:
     return (name for name, layer in module.named_modules() if isinstance(layer, NORMS))
-
-
-def nearest(pattern: str, names: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4)
-    return f"nearest: {', '.join(near)}" if near else f"known: {', '.join(WORDS)}, or names such as {shortened(names)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -83,6 +84,8 @@ def clients_from(
     >>> clients_from(wards).client_names
     ('north', 'south')
     """
+    if isinstance(train, (str, os.PathLike)):
+        raise CoterieError(f"clients_from takes data in memory; read files with coterie.load_clients('{train}', ...)")
     given = Given(train, test, client, group, label_column, drop_column, classes)
     train, test, client, group, label_column, drop_column, classes = plain(given, sample_column, padding)
     tables = is_table_like(train)
