@@ -11,7 +11,7 @@ import numpy as np
 from coterie.core.errors import CoterieError
 from coterie.data.user.bounds import Unusable, check_width, decoded_size
 from coterie.data.user.frames import Columns, Frame, code, narrow
-from coterie.data.user.reading import OUT_OF_RANGE, Array, Notes, as_text, beside, rows_in
+from coterie.data.user.reading import OUT_OF_RANGE, Array, Notes, as_text, joined_columns, rows_in
 
 
 def parquet_names(path: Path) -> list[str]:
@@ -52,7 +52,7 @@ def frame_of(table: Any, columns: Columns, notes: Notes, where: str) -> Frame:
     def named(name: str | None) -> Array | None:
         return None if name is None else spread(*distinct(table.column(name), where), notes, where)
 
-    y = beside([arrow_labels(table.column(label), notes, where) for label in columns.labels], rows_in(where))
+    y = joined_columns([arrow_labels(table.column(label), notes, where) for label in columns.labels], rows_in(where))
     return Frame(x, texts, y, named(columns.client), named(columns.group), rows_in(where))
 
 

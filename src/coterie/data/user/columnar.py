@@ -10,7 +10,7 @@ import numpy as np
 from coterie.core.errors import CoterieError
 from coterie.data.user.frames import Columns, Frame, code, narrow
 from coterie.data.user.labels import as_labels
-from coterie.data.user.reading import Array, Notes, beside, rows_in
+from coterie.data.user.reading import Array, Notes, joined_columns, rows_in
 
 
 def is_columnar(given: Any) -> bool:
@@ -61,7 +61,7 @@ def frame_of_columns(given: Any, columns: Columns, notes: Notes, where: str) -> 
             return None
         return np.array(["" if is_missing(value) else str(value) for value in arrays[name]], dtype=str)
 
-    y = beside([as_labels(arrays[label], place) for label in columns.labels], place)
+    y = joined_columns([as_labels(arrays[label], place) for label in columns.labels], place)
     return Frame(x, texts, y, named(columns.client), named(columns.group), place)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from coterie.data.user.bounds import Bounded, Unusable, check_width
 from coterie.data.user.frames import NOTHING, Columns, Frame, code, narrow, number
-from coterie.data.user.reading import Array, Notes, as_text, beside
+from coterie.data.user.reading import Array, Notes, as_text, joined_columns
 
 CELLS = 1_000_000  # held as text at a time
 Line = tuple[int, list[str]]  # number and fields
@@ -109,7 +109,7 @@ def _read(
     def named(name: str | None) -> Array | None:
         return None if name is None else as_text(texts[name], notes, path)
 
-    y = beside([labels_of_texts(texts[label], notes, path) for label in columns.labels], place)
+    y = joined_columns([labels_of_texts(texts[label], notes, path) for label in columns.labels], place)
     seen = {column: list(codes) for column, codes in known.items()}
     return Frame(np.concatenate(pieces), seen, y, named(columns.client), named(columns.group), place)
 

@@ -269,7 +269,7 @@ def as_text(values: Sequence[str], notes: Notes, path: Path) -> Array:
     return np.array(values, dtype=str)
 
 
-def beside(columns: Sequence[Array], place: Callable[[int], str]) -> Array | None:
+def joined_columns(columns: Sequence[Array], place: Callable[[int], str]) -> Array | None:
     """(n,) the labels of one column, (n, T) of several, None of none."""
     if len(columns) > 1 and (text := [column for column in columns if column.dtype.kind not in "iuf"]):
         raise CoterieError(f"{place(0)}: the label {text[0][0]!r} is text; several label columns must hold numbers")
