@@ -153,6 +153,31 @@ def test_order_of_tokens_matters() -> None:
     assert not torch.allclose(network(x), network(x.flip(1)))
 
 
+@pytest.mark.parametrize("name", ["transformer", "lstm"])
+def test_outputs_per_token_do_not_depend_on_later_tokens(name: str) -> None:
+    network, x = build(name, (6,), WORDS, seed=0, vocabulary=WORDS, per_token=True), torch.arange(6)[None]
+    changed = x.clone()
+    changed[0, 4] = 0
+    before, after = network(x), network(changed)
+    assert before.shape == (1, 6, WORDS)
+    torch.testing.assert_close(before[:, :4], after[:, :4], rtol=0, atol=1e-6)
+    assert not torch.allclose(before[:, 4], after[:, 4])
+
+
+@pytest.mark.parametrize("name", ["transformer", "lstm"])
+def test_next_token_by_name(name: str) -> None:
+    """The task brings vocabulary and outputs per token; looped equals streams, and stacked where vmap can."""
+    data, _ = toy.of_task("next-token")
+    model = make_network(name, data, 0, model_args={"depth": 1} if name == "transformer" else {"hidden": 8})
+    model, method = model.to("cpu", torch.float64), toy.method("fedper", batch_size=4, local_epochs=1)
+    looped, _ = toy.looped(method, model, data, rounds=1)
+    others = [toy.streams(method, model, data, rounds=1)]
+    if name == "transformer":
+        others.append(toy.stacked(method, model, data, rounds=1))
+    for found, _ in others:
+        assert toy.distance(looped, found) < 1e-10
+
+
 # Looped and stacked
 
 

@@ -25,7 +25,10 @@ class Protocol(NamedTuple):
 GREY = ("mnist", "fashion-mnist", "fashion-mnist-small", "emnist")
 COLOUR = ("cifar10", "cifar100", "cinic10")
 TABLE = {"model": "mlp", "batch_size": 16, "lr": 0.05}  # samples that are rows of numbers
-TABLES = {"heart-disease": {**TABLE, "partition": "natural"}}
+INCLUDED = {  # the included datasets that have clients of their own
+    "heart-disease": {**TABLE, "partition": "natural"},
+    "presidents": {"model": "lstm", "batch_size": 32, "lr": 1.0, "local_epochs": 1, "partition": "natural"},
+}
 
 PROTOCOLS = {  # the first is the default
     "pac": Protocol(
@@ -38,7 +41,7 @@ PROTOCOLS = {  # the first is the default
             "weight_decay": 5e-4,
             "full_last_round": True,
         },
-        {**{name: {"lr": 0.02} for name in COLOUR}, "emnist": {"batch_size": 100}, **TABLES},
+        {**{name: {"lr": 0.02} for name in COLOUR}, "emnist": {"batch_size": 100}, **INCLUDED},
         {
             "pfedhn": {"lr": 0.01},  # "both the server and client learning rate", appendix B
             "fedrep": {"head_epochs": 10, "encoder_epochs": 1},
@@ -61,7 +64,7 @@ PROTOCOLS = {  # the first is the default
             "keep_momentum": True,
             "min_size": 80,  # 20 samples for testing, and one batch at least for training
         },
-        TABLES,
+        INCLUDED,
         {
             "fedprox": {"pull": 0.001},
             "feddyn": {"pull": 0.01},
@@ -89,7 +92,7 @@ PROTOCOLS = {  # the first is the default
             "momentum": 0.9,
             "lr_steps": ((50, 0.2), (75, 0.02)),
         },
-        {"cifar100": {"model": "resnet18"}, **TABLES},
+        {"cifar100": {"model": "resnet18"}, **INCLUDED},
         {
             "fedprox": {"pull": 0.1},
             "fedper": {"keep_head": False, "average_heads": True},
@@ -115,7 +118,7 @@ PROTOCOLS = {  # the first is the default
             **{name: {"rounds": 50} for name in GREY},
             "cifar10": {"rounds": 100},
             "cifar100": {"rounds": 40, "model": "resnet18"},
-            **TABLES,
+            **INCLUDED,
         },
         {
             "fedrep": {"head_epochs": 5, "encoder_epochs": 1},

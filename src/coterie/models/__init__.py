@@ -14,6 +14,7 @@ from coterie.core.errors import CoterieError, unknown
 from coterie.core.importing import imported
 from coterie.core.model import Model, make_model
 from coterie.core.task import Task
+from coterie.core.tasks import NextToken
 from coterie.core.user_code import failure
 from coterie.models.adapters import freeze
 from coterie.models.attention import transformer, vit_tiny
@@ -42,6 +43,7 @@ MODELS: dict[str, Callable[..., Network]] = {
     "transformer": transformer,
     "vit-tiny": vit_tiny,
 }
+PER_TOKEN = ("lstm", "transformer")  # that have an output for every token, for the task next-token
 
 
 def make_network(
@@ -80,7 +82,9 @@ def build_model(
     """
     if isinstance(network, str):
         outputs = task if isinstance(task, int) else task.width
-        network = build(network, transform.input_shape(shape), outputs, seed, **(options or {}))
+        per_token = {"vocabulary": outputs, "per_token": True} if isinstance(task, NextToken) else {}
+        usual = per_token if network in PER_TOKEN else {}
+        network = build(network, transform.input_shape(shape), outputs, seed, **{**usual, **(options or {})})
     elif options:
         raise CoterieError("model_args need a model name; pass them to the constructor of this model instead")
     if train_only is not None:

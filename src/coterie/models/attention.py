@@ -17,11 +17,18 @@ from coterie.models.network import Network, Shape, check_image
 from coterie.models.series import TokenEmbedding, check_sequence
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """softmax(q kᵀ / √d) v for (B, heads, T, d). Under vmap as matrix products: the CPU kernel has no vmap rule."""
+def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
+    """softmax(q kᵀ / √d) v for (B, heads, T, d). Under vmap as matrix products: the CPU kernel has no vmap rule.
+
+    causal: a position sees itself and those before it.
+    """
     if not _under_vmap(q):
-        return F.scaled_dot_product_attention(q, k, v)
-    return (q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])).softmax(-1) @ v
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    if causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(later, -torch.inf)
+    return scores.softmax(-1) @ v
 
 
 def _under_vmap(x: Tensor) -> bool:
@@ -35,24 +42,24 @@ def _under_vmap(x: Tensor) -> bool:
 class SelfAttention(nn.Module):
     """(B, T, width) -> (B, T, width)."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, causal: bool = False) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.causal = heads, causal
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # (B, heads, T, width / heads)
-        mixed: Tensor = self.out(attend(q, k, v).transpose(1, 2).flatten(2))
+        mixed: Tensor = self.out(attend(q, k, v, self.causal).transpose(1, 2).flatten(2))
         return mixed
 
 
 class AttentionBlock(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, causal: bool = False) -> None:
         super().__init__()
-        self.attention = nn.Sequential(nn.LayerNorm(width), SelfAttention(width, heads))
+        self.attention = nn.Sequential(nn.LayerNorm(width), SelfAttention(width, heads, causal))
         self.mlp = nn.Sequential(
             nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
@@ -95,15 +102,18 @@ class Patches(nn.Module):
         return tiles.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
 
-def transformer(shape: Shape, classes: int, vocabulary: int | None = None, depth: int = 4) -> Network:
-    """A transformer encoder for tokens (T,) or series (T, F): width 128, 4 heads, mean over positions; d = 128.
+def transformer(
+    shape: Shape, classes: int, vocabulary: int | None = None, depth: int = 4, per_token: bool = False
+) -> Network:
+    """A transformer for tokens (T,) or series (T, F): width 128, 4 heads, mean over positions; d = 128.
 
-    vocabulary: number of different tokens, for tokens only. depth: number of layers.
+    vocabulary: number of different tokens, for tokens only. depth: number of layers. per_token: an output for every
+    position, which sees itself and those before it, instead of one for the sequence.
     """
     check_sequence("transformer", shape, vocabulary)
     _at_least_one("transformer", depth=depth)
     embed = nn.Linear(shape[1], 128) if vocabulary is None else TokenEmbedding(vocabulary, 128)
-    return Network(_encoder([embed], shape[0], 128, depth, heads=4), nn.Linear(128, classes))
+    return Network(_encoder([embed], shape[0], 128, depth, heads=4, per_token=per_token), nn.Linear(128, classes))
 
 
 def vit_tiny(shape: Shape, classes: int, patch: int = 4, depth: int = 6) -> Network:
@@ -124,9 +134,12 @@ def vit_tiny(shape: Shape, classes: int, patch: int = 4, depth: int = 6) -> Netw
     return Network(_encoder(embed, length, 192, depth, heads=3), nn.Linear(192, classes))
 
 
-def _encoder(embed: list[nn.Module], length: int, width: int, depth: int, heads: int) -> nn.Sequential:
-    blocks = [AttentionBlock(width, heads) for _ in range(depth)]
-    return nn.Sequential(*embed, AddPositions(length, width), *blocks, nn.LayerNorm(width), MeanOverPositions())
+def _encoder(
+    embed: list[nn.Module], length: int, width: int, depth: int, heads: int, per_token: bool = False
+) -> nn.Sequential:
+    blocks = [AttentionBlock(width, heads, causal=per_token) for _ in range(depth)]
+    end = [] if per_token else [MeanOverPositions()]
+    return nn.Sequential(*embed, AddPositions(length, width), *blocks, nn.LayerNorm(width), *end)
 
 
 def _at_least_one(name: str, **options: int) -> None:

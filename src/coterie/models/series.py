@@ -36,30 +36,38 @@ class TokenEmbedding(nn.Embedding):
             raise CoterieError(f"tokens must be from 0 to {size - 1} (vocabulary={size})") from None
 
 
-class LastHidden(nn.Module):
-    """(B, T, F) -> (B, hidden): the hidden state of an LSTM after the last step."""
+class Hidden(nn.Module):
+    """(B, T, F) -> (B, hidden): the hidden state of an LSTM after the last step; per_token: (B, T, hidden)."""
 
-    def __init__(self, features: int, hidden: int, layers: int = 1) -> None:
+    def __init__(self, features: int, hidden: int, layers: int = 1, per_token: bool = False) -> None:
         super().__init__()
+        self.per_token = per_token
         self.lstm = nn.LSTM(features, hidden, layers, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
         outputs: Tensor = self.lstm(x)[0]
-        return outputs[:, -1]
+        return outputs if self.per_token else outputs[:, -1]
 
 
-def lstm(shape: Shape, classes: int, vocabulary: int | None = None, hidden: int = 128, layers: int = 1) -> Network:
+def lstm(
+    shape: Shape,
+    classes: int,
+    vocabulary: int | None = None,
+    hidden: int = 128,
+    layers: int = 1,
+    per_token: bool = False,
+) -> Network:
     """LSTM layers over tokens (T,) or series (T, F), the last hidden state; d = hidden.
 
-    vocabulary: number of different tokens, for tokens only.
+    vocabulary: number of different tokens, for tokens only. per_token: an output for every position.
     """
     check_sequence("lstm", shape, vocabulary)
     for name, value in (("hidden", hidden), ("layers", layers)):
         if value < 1:
             raise CoterieError(f"{name} of model 'lstm' must be at least 1, got {value}")
     if vocabulary is None:
-        return Network(LastHidden(shape[1], hidden, layers), nn.Linear(hidden, classes))
-    encoder = nn.Sequential(TokenEmbedding(vocabulary, hidden), LastHidden(hidden, hidden, layers))
+        return Network(Hidden(shape[1], hidden, layers, per_token), nn.Linear(hidden, classes))
+    encoder = nn.Sequential(TokenEmbedding(vocabulary, hidden), Hidden(hidden, hidden, layers, per_token))
     return Network(encoder, nn.Linear(hidden, classes))
 
 
