@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from coterie.api import DataSettings
 from coterie.core import tree
+from coterie.core.errors import CoterieError
+from coterie.deploy.device_data import load_hosted_clients
 from coterie.federation import Settings, federate
 from coterie.methods import METHODS
 from tests import direct, toy
@@ -26,3 +29,11 @@ def test_the_same_as_in_one_process(name: str, tmp_path: Path) -> None:
         shared = a.scores.keys() & b.scores.keys()
         assert shared >= a.scores.keys() - {("global", "test")}  # nobody's samples are on the server
         assert {k: toy.rows(a.scores[k]) for k in shared} == {k: toy.rows(b.scores[k]) for k in shared}
+
+
+def test_other_tasks_are_refused() -> None:
+    with pytest.raises(CoterieError, match=r"plain classification, .* heart-rate is regression, .* measured by RMSE"):
+        load_hosted_clients("0", DataSettings(dataset="heart-rate"))
+    with pytest.raises(CoterieError, match=r"heart-disease is classification, 2 classes, measured by AUROC"):
+        load_hosted_clients("0", DataSettings(dataset="heart-disease", metric="auroc"))
+    assert load_hosted_clients("0,2", DataSettings(dataset="heart-disease"))[1].num_clients == 2

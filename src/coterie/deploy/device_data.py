@@ -25,8 +25,9 @@ def load_hosted_clients(clients: str, wanted: DataSettings) -> tuple[tuple[int, 
     data = load_clients(**asdict(wanted))
     if described_task(data.task) != described_task(Classification(data.classes)):
         raise CoterieError(
-            f"devices train classifiers by accuracy, not {data.task.described()}, {data.task.metric.scale.words}, with "
-            "task options; train on one machine with `coterie run`, or leave out --task, --task-args and --metric"
+            f"federations of devices support plain classification, measured by accuracy; {wanted.dataset} is "
+            f"{data.task.described()}, measured by {data.task.metric.scale.words}; train on one machine with `coterie "
+            "run`, or leave out --task, --task-args and --metric"
         )
     if is_path(wanted.dataset):
         if len(ids) != data.num_clients:
