@@ -60,7 +60,8 @@ def test_the_wheel_holds_all_files_of_the_package(wheel: Path) -> None:
     }
     assert held == there
     assert {"coterie/py.typed", "coterie/report/report.css", "coterie/report/report.js"} <= held
-    assert len([name for name in held if name.endswith(".yaml")]) == 90 + 1 + 2  # tables and figures, the demo, readings and noise
+    recipes, others = 90 + 1, 2  # tables, figures and the demo; readings and noise
+    assert len([name for name in held if name.endswith(".yaml")]) == recipes + others
 
 
 def test_only_what_is_asked_for_is_installed(installed: Path, tmp_path: Path) -> None:
