@@ -229,3 +229,14 @@ def test_targets_that_are_missing_are_refused(tmp_path: Path) -> None:
         coterie.run("fedpac", loaded(table(tmp_path / "b.csv"), "score"), "mlp", **SHORT)
     with pytest.raises(CoterieError, match=r"it must return 1 number per sample"):
         coterie.run("fedavg", loaded(table(tmp_path / "b.csv"), "score"), nn.Linear(2, 3), **SHORT)
+
+
+def test_ages_are_not_taken_for_classes() -> None:
+    """As classes, 0 to 28 would have no samples; so the user says which is meant."""
+    x, ages = torch.randn(120, 3), torch.arange(120) % 40 + 29
+    with pytest.raises(CoterieError, match=r"40 different whole numbers from 29 to 68; are they amounts or classes"):
+        coterie.clients_from([(x, ages)] * 2)
+    assert coterie.clients_from([(x, ages)] * 2, task="regression").task.name == "regression"
+    assert coterie.clients_from([(x, ages)] * 2, task="classification").classes == 69
+    assert coterie.clients_from([(x, ages)] * 2, classes=[str(age) for age in range(69)]).classes == 69
+    assert coterie.clients_from([(x, ages - 29)] * 2).classes == 40  # all of 0 to 39 occur

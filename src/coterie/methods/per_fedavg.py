@@ -4,7 +4,7 @@ Fallah, Mokhtari, Ozdaglar: Personalized Federated Learning with Theoretical Gua
 Approach, NeurIPS 2020. Every step uses two batches, D of an inner step and D' of the gradient after it, drawn from two
 independent orders of the client's samples: an epoch uses each sample once in either role. The first-order variant drops
 the Hessian, the Hessian-free one replaces its product with the gradient by a difference of gradients on D (the paper
-draws a third batch for it), which is the exact gradient up to O(δ²). The step away from the shared model uses the
+draws a third batch for it), exact up to O(δ²) for smooth networks. The step away from the shared model uses the
 optimizer of local training. The personal model is made once, after the last round, by one inner step on one batch.
 """
 

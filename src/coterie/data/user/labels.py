@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from coterie.data.user.pooled import Places
 
 MOST_CLASSES = 10_000
+FEW_CLASSES, USED = 20, 0.9  # numbers that are taken for classes without asking; share of 0..max that must occur
 A_CLASS = "a class is a whole number from 0 or a name; --task regression takes numbers"
 NO_TARGET = "target that is missing or infinite"
 Whole = NDArray[np.int64]
@@ -50,15 +51,22 @@ def object_labels(values: Array, place: Callable[[int], str]) -> Array:
     return np.array(names, dtype=str)
 
 
-def guessed(parts: Sequence[Part]) -> type[Task]:
-    """The task that labels suggest: by their shape, by fractions, and by samples that are tokens."""
+def guessed(parts: Sequence[Part], classes: tuple[str, ...] | None) -> type[Task]:
+    """The task that labels suggest: by their shape, by fractions, and by samples that are tokens.
+
+    classes: names of the classes, if they are known.
+    """
     shape, where = parts[0].y.shape[1:], parts[0].place(0)
     for part in parts:
         if part.y.shape[1:] != shape:
             raise CoterieError(f"{part.place(0)}: labels of shape {part.y.shape[1:]}, others have {shape}")
     whole = all(part.y.dtype.kind in "iU" for part in parts)
+    if not shape and any(map(has_fractions, parts)):
+        return Regression
     if not shape:
-        return Regression if any(map(has_fractions, parts)) else Classification
+        if not classes:
+            check_classes_or_amounts(parts)
+        return Classification
     if whole and parts[0].x.dtype.kind == "i" and parts[0].x.shape[1:] == shape:
         return NextToken
     if len(shape) == 1:
@@ -66,6 +74,18 @@ def guessed(parts: Sequence[Part]) -> type[Task]:
     if len(shape) == 2 and whole:
         return Segmentation
     raise CoterieError(f"{where}: labels of shape {shape} fit no task; name yours with --task package.module:Class")
+
+
+def check_classes_or_amounts(parts: Sequence[Part]) -> None:
+    """Refuse to guess from many whole numbers with gaps, such as ages: as classes, most would have no samples."""
+    if any(part.y.dtype.kind == "U" for part in parts):
+        return
+    values = np.unique(np.concatenate([part.y[np.isfinite(part.y) & (part.y >= 0)] for part in parts]))
+    if len(values) > FEW_CLASSES and len(values) < USED * (values[-1] + 1):
+        raise CoterieError(
+            f"{parts[0].place(0)}: labels are {len(values)} different whole numbers from {values[0]:g} to "
+            f"{values[-1]:g}; are they amounts or classes? Name the task: --task regression or --task classification"
+        )
 
 
 def has_fractions(part: Part) -> bool:

@@ -110,7 +110,7 @@ def pool(found: Found, reading: Reading, notes: Notes, where: str, task: type[Ta
     index = {name: i for i, name in enumerate(names)}
     owner = np.repeat([index[part.client] for part in parts], [len(part.x) for part in parts])
     place = Places(parts)
-    kind = task or (guessed(parts) if reading.task is None else task_class(reading.task))
+    kind = task or (guessed(parts, found.classes) if reading.task is None else task_class(reading.task))
     names_of_labels = found.classes if kind.one_class else found.classes or found.labels or None
     y, classes = converted(parts, kind, names_of_labels, place, notes)
     if kind.one_class and len(classes) > MOST_CLASSES:
