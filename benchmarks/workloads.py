@@ -17,6 +17,7 @@ from coterie.core.data import FederatedData
 from coterie.core.method import AnyMethod
 from coterie.core.training import LocalTraining
 from coterie.data import Dataset, divide, federate, load, transform
+from coterie.data.transforms import TRANSFORMS
 from coterie.methods.fedreg.rebalance import histograms
 from coterie.models import MODELS, Network, build
 from coterie.models.cnn import COLOUR, GREY
@@ -26,6 +27,7 @@ SEED = 0
 SHAPES: dict[str, tuple[int, int, tuple[int, ...]]] = {  # training samples, test samples, shape of a sample
     "cifar10": (50_000, 10_000, (3, 32, 32)),
     "fashion-mnist": (60_000, 10_000, (1, 28, 28)),
+    "strips": (16_000, 4_000, (3, 788, 4)),  # 197 patches, as of an image of 224 x 224 with a class token
     "tokens-64": (16_000, 4_000, (64,)),
     "tokens-80": (16_000, 4_000, (80,)),
 }
@@ -102,6 +104,8 @@ WORKLOADS = {
             options={"hidden": 256, "layers": 2},
         ),
         Workload("lora-20", "fedavg", "lora-vit", "cifar10", 20, 20, 64, 16, epochs=1, batch=8),
+        Workload("lora-20-4", "fedavg", "lora-vit", "cifar10", 20, 20, 32, 16, epochs=1, batch=4),
+        Workload("lora-20-197", "fedavg", "lora-vit", "strips", 20, 20, 64, 16, epochs=1, batch=8),
         Workload("lora-20-small", "fedavg", "lora-vit", "cifar10", 20, 20, 64, 16, epochs=1, batch=8, width=0.125),
         Workload("linear-100", "fedavg", "linear", "fashion-mnist", 100, 100, 100, 20, on_cpu=True),
     )
@@ -117,7 +121,7 @@ def make(w: Workload) -> AnyMethod:
 
 def data(w: Workload) -> FederatedData:
     source = load(w.dataset, w.data_dir) if w.real else generated(w)
-    if not is_tokens(w):
+    if w.dataset in TRANSFORMS[w.protocol]:
         source = replace(source, transform=transform(w.dataset, w.protocol))
     usual = preset(w.protocol, w.dataset)
     settings: dict[str, Any] = {"num_clients": w.clients}

@@ -126,7 +126,7 @@ def test_another_frozen_part_is_refused_on_a_device(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["fedavg", "fedrep", "fedpac", "ditto"])
 def test_a_run_folder_has_it_once(name: str, tmp_path: Path) -> None:
     out, data = tmp_path / "run", toy.toy()
-    result = coterie.run(toy.method(name), data, backbone(), rounds=2, seed=3, backend="looped", out=out)
+    result = coterie.run(toy.method(name), data, backbone(), rounds=2, seed=3, backend=toy.IN_TURN, out=out)
     kept = load_file(out / "models" / "frozen.safetensors")
     toy.assert_same(kept, result.model.frozen)
     for file in (out / "models").glob("client-*.safetensors"):
@@ -139,20 +139,20 @@ def test_a_run_folder_has_it_once(name: str, tmp_path: Path) -> None:
 
 def test_resume_is_exact_and_needs_the_same_frozen_part(tmp_path: Path) -> None:
     out, data, method = tmp_path / "run", toy.toy(), toy.method("fedper", keep_momentum=True)
-    whole = coterie.run(method, data, backbone(), rounds=4, seed=3, backend="looped")
+    whole = coterie.run(method, data, backbone(), rounds=4, seed=3, backend=toy.IN_TURN)
 
     def stop(record: Any) -> None:
         if record.number == 3:
             raise RuntimeError("a power cut")
 
     with pytest.raises(RuntimeError, match="a power cut"):
-        coterie.run(method, data, backbone(), rounds=4, seed=3, backend="looped", out=out, watch=stop)
+        coterie.run(method, data, backbone(), rounds=4, seed=3, backend=toy.IN_TURN, out=out, watch=stop)
     moved = backbone()
     with torch.no_grad():
         moved[0].weight.add_(1e-3)  # type: ignore[index]
     with pytest.raises(CoterieError, match=r"model\.start was .* and is"):
-        coterie.run(method, data, moved, rounds=4, seed=3, backend="looped", out=out, resume=True)
-    again = coterie.run(method, data, backbone(), rounds=4, seed=3, backend="looped", out=out, resume=True)
+        coterie.run(method, data, moved, rounds=4, seed=3, backend=toy.IN_TURN, out=out, resume=True)
+    again = coterie.run(method, data, backbone(), rounds=4, seed=3, backend=toy.IN_TURN, out=out, resume=True)
     toy.assert_same(tree.flatten(again.server), tree.flatten(whole.server))
     toy.assert_same(tree.flatten(again.states[1]), tree.flatten(whole.states[1]))
 

@@ -51,6 +51,18 @@ def test_every_method_gives_it_on_streams(name: str, batch_norm: bool) -> None:
     assert all(branch.graphs.captured for branch in clients.branches)
 
 
+@pytest.mark.parametrize("kind", [Stacked, Streams])
+@pytest.mark.parametrize("name", ["fedavg", "pfedme", "fedrep"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_rates_that_change_from_step_to_step(kind: type[Stacked] | type[Streams], name: str, optimizer: str) -> None:
+    """Clients of different sizes have different numbers of steps, so each has its own rates."""
+    method = toy.method(name, optimizer=optimizer, schedule="warmup:2+linear:0.1+local-warmup:2+local-cosine:0.2")
+    model, data = toy.model(), toy.toy()
+    expected, _ = toy.outcome(Looped(method, model, data, 7, processes=1), rounds=3)
+    made, _ = toy.outcome(kind(method, model, data, 7, "cuda"), rounds=3)
+    assert toy.distance({n: t.cpu() for n, t in made.items()}, expected) < 1e-9
+
+
 class ReadsValues(nn.Module):
     """A network that cannot be recorded: it reads a value on the CPU."""
 
@@ -103,7 +115,7 @@ def test_precisions_learn_alike(precision: str) -> None:
     exact = coterie.run("fedper", data, "cnn", rounds=5, backend=coterie.Execution(device="cpu", processes=1))
     ours, theirs = (r.history.curve("pre")[-1][1] for r in (result, exact))
     assert abs(ours - theirs) < 0.03
-    assert all(t.dtype == torch.float32 for t in result.server.encoder.values())
+    assert all(t.dtype == torch.float32 for t in result.server.shared.encoder.values())
 
 
 @pytest.mark.parametrize(("name", "precision", "way"), precisions.COMBINATIONS)

@@ -45,7 +45,9 @@ def model(net: nn.Module, dtype: torch.dtype = torch.float64, head: str | None =
 
 def trained(out: Path | None = None, name: str = "fedper", net: nn.Module | None = None) -> coterie.Result:
     method = toy.method(name, local_epochs=1)
-    return coterie.run(method, toy.toy(), net or adapted(), rounds=2, seed=3, backend="looped", out=out, progress=False)
+    return coterie.run(
+        method, toy.toy(), net or adapted(), rounds=2, seed=3, backend=toy.IN_TURN, out=out, progress=False
+    )
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedper", "fedrep", "ditto", "fedpac", "fedbabu", "lg-fedavg", "apfl"])

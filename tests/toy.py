@@ -10,13 +10,13 @@ from torch import nn
 
 from coterie.core import tree
 from coterie.core.data import FederatedData, Split, Transform
-from coterie.core.layers import weights_of
 from coterie.core.method import AnyMethod
-from coterie.core.model import Model, Weights, make_model
+from coterie.core.model import Model, make_model
 from coterie.core.task import IGNORED
 from coterie.core.tasks import NextToken, Regression
 from coterie.core.training import LocalTraining
 from coterie.execution import Backend, Looped, Request, Stacked, Streams
+from coterie.execution.choice import Execution
 from coterie.execution.requests import Cohort
 from coterie.federation import History, Settings, federate
 from coterie.methods import METHODS
@@ -26,6 +26,7 @@ CLASSES = 4
 SHAPE = (1, 12, 12)
 TRAIN_SIZES = (13, 20, 1, 31, 8)
 TEST_SIZES = (7, 9, 3, 11, 4)
+IN_TURN = Execution("looped", processes=1)  # without starting processes, which takes longer than the toy's training
 
 
 def split(sizes: tuple[int, ...], seed: int) -> Split:
@@ -116,12 +117,6 @@ def mixing_network() -> nn.Module:
 
 def model(dtype: torch.dtype = torch.float64, batch_norm: bool = False, seed: int = 0, dropout: float = 0.0) -> Model:
     return make_model(network(batch_norm, seed, dropout), SHAPE, CLASSES, Transform((0.5,), (0.5,))).to("cpu", dtype)
-
-
-def headless() -> Model:
-    """All layers in the encoder, which a network of a user may not have: for identities between methods."""
-    made, whole = model(), network().double()
-    return replace(made, encoder=whole, head=nn.Identity(), start=Weights(weights_of(whole), {}), dim=CLASSES)
 
 
 # Settings whose default is made for hundreds of features or rounds; the toy's network has eight, its runs three.

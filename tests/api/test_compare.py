@@ -16,6 +16,7 @@ from scipy import stats
 import coterie
 from coterie.cli import main
 from coterie.core.errors import CoterieError
+from coterie.methods import METHODS
 from tests import toy
 from tests.api.test_run import Interrupter
 
@@ -106,6 +107,22 @@ def test_wrong_comparisons(methods: Any, settings: dict[str, Any], said: str) ->
     with pytest.raises(CoterieError) as error:
         coterie.compare(methods, toy.toy(), toy.network(), **{"seeds": 1, **settings})
     assert said in str(error.value)
+
+
+def test_all_leaves_out_what_refuses_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = {name: METHODS[name] for name in ("fedavg", "fedbn", "local")}
+    monkeypatch.setattr("coterie.api.comparing.METHODS", chosen)
+    settings: Any = {"rounds": 1, "seeds": 2, "progress": False}
+    found = coterie.compare(["all"], toy.toy(), toy.network(), out=tmp_path / "all", **settings)
+    assert found.methods == ["Local", "FedAvg", "FedAvg-FT"]
+    assert found.against == "FedAvg"
+    refused = json.loads((tmp_path / "all" / "compare.json").read_text())["refused"]
+    assert list(refused) == ["FedBN"]
+    assert refused["FedBN"].startswith("FedBN needs normalization layers")
+    with pytest.raises(CoterieError, match="FedBN needs normalization layers"):  # named, it is an error
+        coterie.compare(["fedbn"], toy.toy(), toy.network(), **settings)
+    with pytest.raises(CoterieError, match="cannot be combined"):
+        coterie.compare(["all", "fedavg"], toy.toy(), toy.network(), **settings)
 
 
 def test_a_partition_for_every_seed() -> None:

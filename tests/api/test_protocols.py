@@ -46,8 +46,8 @@ def test_values_of_the_papers() -> None:
     """A few, as the papers print them."""
     assert preset("pac", "cifar10")["lr"] == 0.02
     assert preset("pac", "emnist")["batch_size"] == 100
-    assert preset("crc", "mnist")["lr_steps"] == ((50, 0.2), (75, 0.02))  # 0.05 -> 0.01 -> 0.001
-    assert preset("akd", "cifar10")["lr_decay"] == 0.9
+    assert preset("crc", "mnist")["schedule"] == "steps:50=0.2:75=0.02"  # 0.05 -> 0.01 -> 0.001
+    assert preset("akd", "cifar10")["schedule"] == "exponential:0.9"
     assert preset("reg", "cifar10")["keep_momentum"]
     assert method_preset("pac", "pfedhn") == {"lr": 0.01}  # "both the server and client learning rate", appendix B
     assert method_preset("akd", "fedpac", "cifar10") == {"align": 1.0}

@@ -17,7 +17,9 @@ from tests import toy
 
 @pytest.fixture(scope="module")
 def result() -> coterie.Result:
-    return coterie.run("fedavg", toy.toy(), toy.network(), rounds=3, evaluate_every=2, backend="looped", progress=False)
+    return coterie.run(
+        "fedavg", toy.toy(), toy.network(), rounds=3, evaluate_every=2, backend=toy.IN_TURN, progress=False
+    )
 
 
 def without(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
@@ -99,7 +101,7 @@ def test_an_interrupted_result_can_be_saved(tmp_path: Path) -> None:
     from tests.api.test_run import Interrupter
 
     data = coterie.load_clients(num_clients=3, local_size=30, test_size=10)
-    stopped = coterie.run("fedavg", data, "linear", rounds=9, watch=Interrupter(1), backend="looped")
+    stopped = coterie.run("fedavg", data, "linear", rounds=9, watch=Interrupter(1), backend=toy.IN_TURN)
     run = coterie.load_run(stopped.save(tmp_path / "saved"))
     assert len(run.clients) == 3
     x = data.test.client(0)[0]

@@ -140,7 +140,7 @@ def test_a_model_of_ones_own(tmp_path: Path) -> None:
         (["run", "fedpac", "--device", "abacus"], "device 'abacus' cannot be used"),
         (["run", "fedpac", "--dataset", "heart-disease", "--model", "cnn"], "cnn"),
         (["run", "fedpac", "--model", "no.such.module:Net"], "no.such.module"),
-        (["run", "fedpac", "--lr-steps", "50-0.2"], "ROUND:FACTOR"),
+        (["run", "fedpac", "--schedule", "steps:50-0.2"], "must have the form steps:START=FACTOR"),
         (["run", "fedpac", "--aline", "2"], "--aline"),
         (["run", "fedavg", "--align", "2"], "--align"),
         (["compare", "local", "--seeds", "0"], "seeds must be at least 1"),

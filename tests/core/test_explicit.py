@@ -18,8 +18,12 @@ from coterie.core.errors import CoterieError
 from coterie.core.explicit import Explicit
 from coterie.core.training import LocalTraining
 from coterie.core.typed import LIMITS
+from coterie.data.user.reading import Reading
+from coterie.execution.choice import Execution
 from coterie.federation import Safety, Settings
+from coterie.federation.ending import Ending
 from coterie.methods import METHODS, FedAvg
+from coterie.privacy import Protection
 
 TINY = ["--num-clients", "2", "--local-size", "20", "--test-size", "10", "--processes", "1", "--model", "linear"]
 
@@ -68,10 +72,10 @@ def test_the_command_line_refuses_the_same_values(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("kind", [LocalTraining, Settings, Safety])
-def test_training_and_federation_declare_ranges_too(kind: type) -> None:
+@pytest.mark.parametrize("kind", [LocalTraining, Settings, Safety, Ending, Execution, Protection, Reading])
+def test_settings_declare_ranges_too(kind: type) -> None:
     for f in numeric(kind):
-        for value in outside(f):
+        for value in outside(f) if f.name != "max_time" else ():  # also a text with units
             with pytest.raises(CoterieError, match=rf"^{f.name} must be .*, got {value}$"):
                 kind(**{f.name: value})
 

@@ -300,10 +300,10 @@ def test_a_flipped_bit_in_a_ciphertext_leaves_one_client_out(tmp_path: Path, cap
 
     method = Encrypted(inner=toy.method("fedper", local_epochs=1), keys=new_keys())
     agreement = direct.agreement(method, toy.model(torch.float32), toy.toy())
-    clients = with_liar(agreement, tmp_path, "encoder.ciphertexts", flipped)
+    clients = with_liar(agreement, tmp_path, "shared.ciphertexts", flipped)
     _, history = federate(
         clients, Settings(rounds=3, seed=7, evaluate_every=3)
     )  # in round 2 it does not measure itself
     assert [record.left_out for record in history if "train" in record.seconds] == [(), (3,), (3,)]
-    refused = "its answer was refused: `encoder.ciphertexts` has a damaged ciphertext"
+    refused = "its answer was refused: `shared.ciphertexts` has a damaged ciphertext"
     assert f"round 2: client 3 did not train: {refused}" in caplog.text

@@ -96,7 +96,7 @@ def federate(line: FlowerConnection, method: str = "fedpac", **more: Any) -> Any
 
 
 def here(method: str = "fedpac") -> Any:
-    return run(method, toy.toy(), "mlp", backend="looped", **SETTINGS)
+    return run(method, toy.toy(), "mlp", backend=toy.IN_TURN, **SETTINGS)
 
 
 def same(a: Any, b: Any) -> None:
@@ -237,7 +237,7 @@ def test_a_run_resumes(tmp_path: Path) -> None:
         ({"method": "fedpac", "num-clients": "four"}, "run config: num-clients is 'four': it must be a whole number"),
         ({"method": "fedpac", "num-clients": 4, "lambda": 1.0}, "unknown key run config: 'lambda'"),
         ({"method": "fedpac", "num-clients": 4, "resume": True}, "`resume` needs `out`"),
-        ({"method": "fedpac", "num-clients": 4, "lr-steps": "5"}, "must be ROUND:FACTOR"),
+        ({"method": "fedpac", "num-clients": 4, "schedule": 5}, "schedule is 5: it must be a text"),
     ],
 )
 def test_wrong_settings(config: dict[str, Any], said: str) -> None:
@@ -247,19 +247,19 @@ def test_wrong_settings(config: dict[str, Any], said: str) -> None:
 
 def test_settings() -> None:
     found = read_run_config(
-        {"method": "FedPAC", "num-clients": 4, "lr": "", "lr-steps": "2:0.5,4:0.1", "align": 2, "model": ""}
+        {"method": "FedPAC", "num-clients": 4, "lr": "", "schedule": "steps:2=0.5:4=0.1", "align": 2, "model": ""}
     )
     assert found.model is None
-    assert found.settings == {"lr_steps": ((2, 0.5), (4, 0.1)), "align": 2.0}
+    assert found.settings == {"schedule": "steps:2=0.5:4=0.1", "align": 2.0}
 
 
 def test_an_app_says_what_was_asked_for(tmp_path: Path) -> None:
-    flags = ["--num-clients=4", "--local-epochs=2", "--lr-steps=2:0.5", "--align=0.5", "--no-full-last-round"]
+    flags = ["--num-clients=4", "--local-epochs=2", "--schedule=steps:2=0.5", "--align=0.5", "--no-full-last-round"]
     main(["flower", str(tmp_path / "app"), "FedPAC", *flags])
     config = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     found = read_run_config(config)
     assert (found.method, found.service.num_clients, found.out) == ("fedpac", 4, None)
-    assert found.settings == {"local_epochs": 2, "lr_steps": ((2, 0.5),), "align": 0.5, "full_last_round": False}
+    assert found.settings == {"local_epochs": 2, "schedule": "steps:2=0.5", "align": 0.5, "full_last_round": False}
     assert {"rounds", "join-ratio", "seed", "lr", "head-epochs", "deadline", "out", "resume"} <= config.keys()
 
 
@@ -282,7 +282,7 @@ def test_weights_that_the_server_cannot_read(tmp_path: Path) -> None:
     line, asked = Fake(tmp_path), {"encrypt": "ckks", "keys": str(tmp_path / "public"), "rounds": 1}
     with_keys(line, tmp_path / "keys")
     federate(line, "fedper", **asked)
-    expected = run("fedper", toy.toy(), "mlp", backend="looped", **{**SETTINGS, "rounds": 1})
+    expected = run("fedper", toy.toy(), "mlp", backend=toy.IN_TURN, **{**SETTINGS, "rounds": 1})
     left = load_run(next((tmp_path / "device-0").glob("*/run")))
     x = toy.toy().test.client(3)[0]
     torch.testing.assert_close(left.personal_model(3)(x), expected.personal_model(3)(x), rtol=0, atol=1e-4)
@@ -312,7 +312,7 @@ def test_noise_is_new_in_every_run(tmp_path: Path) -> None:
     assert toy.distance({"": one.server.prototypes}, {"": again.server.prototypes}) > 1e-3
     assert not list(tmp_path.rglob("secret"))
     assert one.privacy["epsilon"] == pytest.approx(
-        run("fedpac", toy.toy(), "mlp", backend="looped", **{**SETTINGS, **asked}).privacy["epsilon"]
+        run("fedpac", toy.toy(), "mlp", backend=toy.IN_TURN, **{**SETTINGS, **asked}).privacy["epsilon"]
     )
     spent = json.loads((tmp_path / "device-1" / "privacy" / "client-1.json").read_text())["answers"]
     assert len(spent) == 2  # of both runs

@@ -26,7 +26,7 @@ from tests import toy
 
 @pytest.mark.parametrize("name", ["processes", "cohort", "ray_workers"])
 def test_none_at_all_is_too_few(name: str) -> None:
-    with pytest.raises(CoterieError, match=f"{name.replace('_', ' ')} must be at least 1, not 0"):
+    with pytest.raises(CoterieError, match=f"{name} must be at least 1, got 0"):
         coterie.Execution(**{name: 0})  # type: ignore[arg-type]
 
 

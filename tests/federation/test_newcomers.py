@@ -32,7 +32,7 @@ def test_every_method_meets_newcomers(name: str, caplog: pytest.LogCaptureFixtur
     """They get a model and improve it, or the method says that it has nothing to give; looped as stacked."""
     data = toy.toy(train=MANY[:10], test=MANY[:10])
     found = []
-    for where in ("looped", "stacked"):
+    for where in (toy.IN_TURN, "stacked"):
         network = toy.network_for(name).double()
         result = coterie.run(toy.method(name), data, network, rounds=2, new_clients=0.4, backend=where, seed=3)
         record = result.history[-1]
@@ -47,7 +47,7 @@ def test_every_method_meets_newcomers(name: str, caplog: pytest.LogCaptureFixtur
 
 def test_fedavg_gives_newcomers_its_model() -> None:
     data = toy.toy(train=MANY[:10], test=MANY[:10])
-    result = coterie.run(toy.method("fedavg"), data, toy.network(), rounds=2, new_clients=0.4, backend="looped")
+    result = coterie.run(toy.method("fedavg"), data, toy.network(), rounds=2, new_clients=0.4, backend=toy.IN_TURN)
     last = result.history[-1].scores
     assert last["new_pre", "test"].weighted.tolist() == last["new_global", "test"].weighted.tolist()
     _, strangers = keep_out(data, 0.4, 0)

@@ -68,8 +68,8 @@ def test_pre_post_and_global_are_what_they_say() -> None:
         x, y = data.test.client(i)
         x = (x.double() / 255 - 0.5) / 0.5
         encoder, head = toy.network().double()[:-1], toy.network().double()[-1]  # type: ignore[index]
-        encoder.load_state_dict(server.encoder)
-        for point, weights in (("pre", clients.state(i).head), ("global", server.head)):
+        encoder.load_state_dict(server.shared.encoder)
+        for point, weights in (("pre", clients.state(i).personal.head), ("global", server.personal.head)):
             head.load_state_dict(weights)
             right = int((head(encoder(x)).argmax(1) == y).sum())
             assert int(history[-1].scores[point, "test"].weighted[i]) == right
@@ -82,15 +82,9 @@ def test_participation() -> None:
     assert Settings(join_ratio=0.29).joining(100) == 29  # 0.29 * 100 is 28.999...
 
 
-def test_learning_rate_schedule() -> None:
-    steps = Settings(lr_steps=((75, 0.02), (50, 0.2)))
-    assert [steps.rate(t) for t in (0, 49, 50, 74, 75, 99)] == [1, 1, 0.2, 0.2, 0.02, 0.02]
-    assert Settings(lr_decay=0.9).rate(3) == pytest.approx(0.729)
-
-
 def test_the_schedule_reaches_the_clients() -> None:
     data, model = toy.toy(), toy.model()
-    half, _ = toy.looped(toy.method("fedavg", lr=0.1), model, data, rounds=1, lr_steps=((0, 0.5),))
+    half, _ = toy.looped(toy.method("fedavg", lr=0.1, schedule="steps:0=0.5"), model, data, rounds=1)
     plain, _ = toy.looped(toy.method("fedavg", lr=0.05), model, data, rounds=1)
     assert toy.distance(half, plain) < 1e-12
 

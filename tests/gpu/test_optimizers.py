@@ -52,3 +52,16 @@ def test_who_is_not_active_does_not_move(rolling: bool) -> None:
     torch.testing.assert_close(speed, torch.where(on, expected, before), rtol=0, atol=1e-15)
     torch.testing.assert_close(moved, torch.where(on, weight - 0.1 * expected, weight), rtol=0, atol=1e-15)
     assert torch.equal(moved[1], weight[1])
+
+
+def test_each_client_may_have_its_own_rate() -> None:
+    """Three clients, of two models each."""
+    weight, slope = torch.randn(2, 3, 2, 5, 7, dtype=torch.float64).unbind()
+    rates, active = torch.tensor([0.5, 1.0, 0.25], dtype=torch.float64), torch.tensor([True, True, False])
+
+    def one(w: Tensor, g: Tensor, rate: Tensor, on: Tensor) -> Tensor:
+        return optimizers.sgd_step(rate, on, 0.2, 0.0, 0.0, 1, w, g)[0]
+
+    moved = vmap(vmap(one, in_dims=(0, 0, None, None)))(weight, slope, rates, active)
+    scale = (0.2 * rates * active)[:, None, None, None]
+    torch.testing.assert_close(moved, weight - scale * slope, rtol=0, atol=1e-15)

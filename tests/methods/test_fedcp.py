@@ -120,9 +120,9 @@ def test_where_the_policy_gives_all_to_the_personal_head_it_is_fedper() -> None:
     downs = tree.stack([method.server_send(closed, i) for i in joined])
     found = method.server_receive(closed, joined, clients.train(joined, downs, Turn(0)).ups)
     per, theirs = plain.federation(FedPer(train=method.train), data, model, [([0, 1, 3], Turn(0))])
-    plain.assert_close(found.shared.encoder, per.encoder)
+    plain.assert_close(found.shared.encoder, per.shared.encoder)
     for i in (0, 1, 3):
-        plain.assert_close(clients.state(i).head, theirs.state(i).head)
+        plain.assert_close(clients.state(i).head, theirs.state(i).personal.head)
     plain.assert_close(found.shared.policy, policy)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import pytest
 import torch
 
 from coterie.core import tree
@@ -47,24 +46,16 @@ def test_ditto_with_a_strong_pull_stays_at_the_shared_model() -> None:
         assert toy.distance(part(found, f"states.{i}.weights."), start) < 1e-4
 
 
-@pytest.mark.parametrize("name", ["fedper", "fedrep"])
-def test_without_personal_layers_it_is_fedavg(name: str) -> None:
-    model = toy.headless()
-    found, _ = toy.looped(toy.method(name), model, toy.toy())
-    averaged, _ = toy.looped(toy.method("fedavg"), model, toy.toy())
-    toy.assert_same(part(found, "server.encoder."), part(averaged, "server.weights.encoder."))
-
-
 def test_fedrep_without_head_epochs_trains_the_encoder_only() -> None:
     found, _ = toy.looped(toy.method("fedrep", head_epochs=0), toy.model(), toy.toy())
     for i in range(5):
-        toy.assert_same(part(found, f"states.{i}.head."), tree.flatten(toy.model().start.head))
+        toy.assert_same(part(found, f"states.{i}.personal.head."), tree.flatten(toy.model().start.head))
 
 
 def test_fedrep_without_encoder_epochs_leaves_the_encoder() -> None:
     found, _ = toy.looped(toy.method("fedrep", encoder_epochs=0), toy.model(), toy.toy())
     start = toy.model().start.encoder
-    assert toy.distance(part(found, "server.encoder."), start) < 1e-15  # an average of equals
+    assert toy.distance(part(found, "server.shared.encoder."), start) < 1e-15  # an average of equals
 
 
 def test_fedpac_without_anything_keeps_heads_as_they_were_sent() -> None:
@@ -75,8 +66,8 @@ def test_fedpac_without_anything_keeps_heads_as_they_were_sent() -> None:
     rep, _ = toy.looped(toy.method("fedrep", head_epochs=1), toy.model(), data)
     for i in range(5):
         mine = {name: t[i] for name, t in part(found, "server.heads.").items()}
-        assert toy.distance(mine, part(rep, f"states.{i}.head.")) < 1e-12
-    assert toy.distance(part(found, "server.encoder."), part(rep, "server.encoder.")) < 1e-12
+        assert toy.distance(mine, part(rep, f"states.{i}.personal.head.")) < 1e-12
+    assert toy.distance(part(found, "server.encoder."), part(rep, "server.shared.encoder.")) < 1e-12
 
 
 def relabelled(data: FederatedData, names: torch.Tensor) -> FederatedData:

@@ -23,7 +23,10 @@ def part(of: tree.Tree, prefix: str) -> tree.Tree:
     return {name.removeprefix(prefix): t for name, t in of.items() if name.startswith(prefix)}
 
 
-@pytest.mark.parametrize("name", ["fedsim", "fedalt"])
+CHOOSING = ["fedsim", "fedalt", "fedper", "fedrep", "lg-fedavg", "fedbn"]  # methods with `personal`
+
+
+@pytest.mark.parametrize("name", CHOOSING)
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_nothing_personal_is_fedavg(name: str, batch_norm: bool) -> None:
     model, data = toy.model(batch_norm=batch_norm), toy.toy()
@@ -42,9 +45,9 @@ def test_a_personal_head_is_fedper_or_fedrep(name: str, settings: dict[str, Any]
     same = {"head_epochs": 2} if whole == "fedrep" else {}
     found, history = toy.looped(toy.method(name, **settings), model, data)
     expected, other = toy.looped(toy.method(whole, **same), model, data)
-    toy.assert_same(part(found, "server.shared.encoder."), part(expected, "server.encoder."))
+    toy.assert_same(part(found, "server.shared.encoder."), part(expected, "server.shared.encoder."))
     for i in range(5):
-        toy.assert_same(part(found, f"states.{i}.personal.head."), part(expected, f"states.{i}.head."))
+        toy.assert_same(part(found, f"states.{i}.personal.head."), part(expected, f"states.{i}.personal.head."))
     assert history.curve("pre") == other.curve("pre")
     assert [r.bytes_up for r in history] == [r.bytes_up for r in other]
 
@@ -52,8 +55,33 @@ def test_a_personal_head_is_fedper_or_fedrep(name: str, settings: dict[str, Any]
 def test_a_personal_encoder_is_lg_fedavg() -> None:
     found, _ = toy.looped(toy.method("fedsim", personal="encoder"), toy.model(), toy.toy())
     expected, _ = toy.looped(toy.method("lg-fedavg"), toy.model(), toy.toy())
-    toy.assert_same(part(found, "server.shared.head."), part(expected, "server.head."))
-    toy.assert_same(part(found, "states.3.personal.encoder."), part(expected, "states.3.encoder."))
+    toy.assert_same(part(found, "server.shared.head."), part(expected, "server.shared.head."))
+    toy.assert_same(part(found, "states.3.personal.encoder."), part(expected, "states.3.personal.encoder."))
+
+
+@pytest.mark.parametrize("name", ["fedper", "lg-fedavg", "fedbn", "fedrep"])
+@pytest.mark.parametrize("personal", ["head", "encoder", "encoder.1|head.bias"])
+def test_methods_with_the_same_personal_part_are_the_same(name: str, personal: str) -> None:
+    """FedPer, LG-FedAvg and FedBN differ in what stays; FedRep trains the parts in turn, as FedAlt does."""
+    model, data = toy.model(batch_norm=True), toy.toy()
+    other = "fedalt" if name == "fedrep" else "fedsim"
+    found, history = toy.looped(toy.method(name, personal=personal), model, data)
+    expected, same = toy.looped(toy.method(other, personal=personal), model, data)
+    toy.assert_same(part(found, "server.shared."), part(expected, "server.shared."))
+    toy.assert_same(part(found, "states.2.personal."), part(expected, "states.2.personal."))
+    assert history.curve("pre") == same.curve("pre")
+
+
+def test_the_parts_of_fedper_average_to_a_global_model() -> None:
+    """The mean of the layers that stay, by samples, next to those that are shared: the global model of FedAvg when all
+    clients have one sample order and nothing is kept between rounds."""
+    model, data = toy.model(), toy.toy()
+    method = toy.method("fedper", personal="encoder.4|head", average_heads=True)
+    found, history = toy.looped(method, model, data, rounds=1, join_ratio=1.0)
+    averaged, _ = toy.looped(toy.method("fedavg"), model, data, rounds=1, join_ratio=1.0)
+    whole = part(found, "server.shared.") | part(found, "server.personal.")
+    toy.assert_same(dict(sorted(whole.items())), dict(sorted(part(averaged, "server.weights.").items())))
+    assert history.curve("global")
 
 
 def test_personal_norms_are_fedbn() -> None:
@@ -61,7 +89,7 @@ def test_personal_norms_are_fedbn() -> None:
     found, _ = toy.looped(toy.method("fedsim", personal="norm"), model, data)
     expected, history = toy.looped(toy.method("fedbn"), model, data)
     toy.assert_same(part(found, "server."), part(expected, "server."))
-    toy.assert_same(part(found, "states.1.personal."), part(expected, "states.1.norms."))
+    toy.assert_same(part(found, "states.1.personal."), part(expected, "states.1.personal."))
     sent = sum(t.numel() for t in tree.leaves(model.start)) - 4 * 4  # weight, bias, mean and variance of 4 channels
     assert all(r.bytes_down == 3 * 8 * sent and r.bytes_up == 3 * 8 * (sent + 1) for r in history)
 
@@ -89,12 +117,12 @@ def test_fedbn_is_a_plain_loop() -> None:
                         dict(net.named_parameters())[name].copy_(mean)
     for i, net in enumerate(nets):
         own = {n: t for n, t in net.state_dict().items() if n.startswith("1.") and "tracked" not in n}
-        assert toy.distance(part(found, f"states.{i}.norms.encoder."), own) < 1e-10
+        assert toy.distance(part(found, f"states.{i}.personal.encoder."), own) < 1e-10
     shared = {n: t for n, t in nets[0].state_dict().items() if n.startswith(("0.", "5."))}
     assert toy.distance(part(found, "server.shared.encoder."), shared) < 1e-10
 
 
-@pytest.mark.parametrize("name", ["fedsim", "fedalt"])
+@pytest.mark.parametrize("name", ["fedsim", "fedalt", "fedper", "fedrep"])
 @pytest.mark.parametrize("personal", ["norm", "encoder.1.*|head.*", "encoder.5.*", "*.bias", "encoder"])
 def test_any_part_stacked_equals_looped(name: str, personal: str) -> None:
     method, model, data = toy.method(name, personal=personal, keep_momentum=True), toy.model(batch_norm=True), toy.toy()
@@ -143,14 +171,17 @@ def test_split_and_join_are_inverse() -> None:
     ],
 )
 def test_patterns_that_make_no_sense(personal: str, said: str) -> None:
-    with pytest.raises(CoterieError, match=said):
-        rehearse(toy.method("fedsim", personal=personal), toy.model(), *toy_samples())
+    for name in CHOOSING:
+        if (name, personal) != ("fedbn", "norm"):  # its default, with a message of its own
+            with pytest.raises(CoterieError, match=said):
+                rehearse(toy.method(name, personal=personal), toy.model(), *toy_samples())
 
 
 def test_fedbn_needs_normalization_layers() -> None:
     with pytest.raises(CoterieError, match="FedBN needs normalization layers"):
         rehearse(toy.method("fedbn"), toy.model(), *toy_samples())
     rehearse(toy.method("fedbn"), toy.model(batch_norm=True), *toy_samples())
+    rehearse(toy.method("fedbn", personal="encoder.4"), toy.model(), *toy_samples())
     group = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(400, 4))
     assert sharing.norm_names(make_model(group, toy.SHAPE, 4)) == ("encoder.1.weight", "encoder.1.bias")
 

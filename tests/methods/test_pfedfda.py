@@ -146,6 +146,18 @@ def test_halves_have_equal_parts_of_each_class() -> None:
     assert int(second[6:11].sum()) == 2
 
 
+def test_the_first_means_can_be_reached_behind_a_relu() -> None:
+    """Means below zero would push features into the flat part of the activation, where they collapse to a point."""
+    data, method = plain.data(), pFedFDA(train=SGD)
+    server, _ = plain.federation(method, data, toy.model(), [])
+    means = server.gaussians.means
+    assert 0 <= float(means.min()) < 0.2
+    assert 0.8 < float(means.max()) < 1
+    server, _ = plain.federation(method, data, toy.model())
+    spread = toy.model().features(server.encoder, data.train.x).std(0)
+    assert float(spread.max()) > 0.03  # 0.1, as before training; with standard normal means 0.005
+
+
 def test_a_client_without_pairs_keeps_the_shared_gaussians() -> None:
     """Of its one sample nothing can be held out, so β is 0."""
     data, method = toy.toy(augmented=False), pFedFDA(train=SGD)

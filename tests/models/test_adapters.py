@@ -160,7 +160,7 @@ def test_what_clients_and_server_hold_scales_with_the_adapters() -> None:
 
 def run_into(out: Path | None, **settings: Any) -> coterie.Result:
     return coterie.run(
-        toy.method("fedper", local_epochs=1), toy.toy(), adapted(), rounds=2, seed=3, backend="looped", out=out,
+        toy.method("fedper", local_epochs=1), toy.toy(), adapted(), rounds=2, seed=3, backend=toy.IN_TURN, out=out,
         progress=False, **settings,
     )  # fmt: skip
 
@@ -228,7 +228,7 @@ def test_the_merged_export_has_plain_layers_and_equal_outputs(form: str, tmp_pat
 def test_a_model_of_several_networks_cannot_be_merged() -> None:
     result = coterie.run(
         toy.method("fedrod", local_epochs=1), toy.toy(), freeze(toy.network(), "4|6"), rounds=1, progress=False,
-        backend="looped",
+        backend=toy.IN_TURN,
     )  # fmt: skip
     with pytest.raises(CoterieError, match="more than one network, so its adapters cannot be merged"):
         result.personal_model(0).merged()

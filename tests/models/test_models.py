@@ -240,7 +240,8 @@ def test_smallest_images(name: str, channels: int, smallest: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["akd-cnn", "akd-cnn-text", "cnn", "conv4", "convnet", "mobilenet", "resnet18", "resnet18-gn", "vit-tiny"]
+    "name",
+    ["akd-cnn", "akd-cnn-text", "cnn", "conv4", "convnet", "mobilenet", "resnet18", "resnet18-gn", "unet", "vit-tiny"],
 )
 @pytest.mark.parametrize("shape", [(30,), (32, 32), (3, 0, 32), (0, 32, 32)])
 def test_samples_that_are_no_images(name: str, shape: tuple[int, ...]) -> None:

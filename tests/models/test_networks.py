@@ -260,3 +260,49 @@ def test_numbers_are_not_tokens() -> None:
     table = FederatedData("t", 2, rows, rows)
     with pytest.raises(CoterieError, match="the model cannot take float32 samples of shape 6"):
         coterie.run("fedavg", table, "lstm", rounds=1, model_args={"vocabulary": 5})
+
+
+# Segmentation
+
+
+def masks(sizes: tuple[int, ...] = (5, 3, 1), side: tuple[int, int] = (7, 6)) -> FederatedData:
+    """The mask of a sample: where its first channel is positive; a corner is ignored."""
+
+    def split(sizes: tuple[int, ...], seed: int) -> Split:
+        x = samples(sum(sizes), (2, *side), seed)
+        y = (x[:, 0] > 0).long()
+        y[:, 0, 0] = -1
+        return Split(x, y, sizes)
+
+    return FederatedData("tiny", 0, split(sizes, 1), split((2,) * len(sizes), 2), task=coterie.Segmentation(2))
+
+
+def test_unet_is_a_map_of_logits_looped_and_stacked() -> None:
+    data = masks()
+    model = make_network("unet", data, 0, model_args={"width": 8}).to("cpu", torch.float64)
+    assert model(model.start, data.test.x).shape == (6, 2, 7, 6)
+    assert {n for n, _ in build("unet", (1, 28, 28), 3, seed=0).named_children()} == {"encoder", "head"}
+    method = toy.method("fedrep", batch_size=4, local_epochs=1)
+    looped, _ = toy.looped(method, model, data, rounds=1, join_ratio=1)
+    stacked, _ = toy.stacked(method, model, data, rounds=1, join_ratio=1)
+    assert toy.distance(looped, stacked) < 1e-10
+
+
+def test_unet_sees_the_neighbours_of_a_pixel() -> None:
+    """Every output depends on the whole neighbourhood, and full-size features reach the head by the shortcut."""
+    network = build("unet", (1, 16, 16), 2, seed=0)
+    x = torch.randn(1, 1, 16, 16, requires_grad=True)
+    slope = torch.autograd.grad(network(x)[0, 0, 8, 8], x)[0][0, 0]
+    assert int((slope != 0).sum()) > 100
+    assert slope[8, 8] != 0
+
+
+def test_methods_that_need_a_class_per_sample_refuse_masks() -> None:
+    with pytest.raises(CoterieError, match="FedProto needs one class per sample, so it cannot be used for segmenta"):
+        coterie.run("fedproto", masks(), "unet", rounds=1, progress=False)
+    with pytest.raises(CoterieError, match=r"must return logits of shape \(2, 7, 6\).*; model='unet' does"):
+        coterie.run("fedavg", masks(), "mlp", rounds=1, progress=False)
+    with pytest.raises(CoterieError, match="one logit for each of 3 classes"):
+        coterie.run("fedavg", federation((1, 8, 8)), "unet", rounds=1, progress=False)
+    with pytest.raises(CoterieError, match="width must be a multiple of 8, got 3"):
+        build("unet", (1, 8, 8), 2, seed=0, width=3)

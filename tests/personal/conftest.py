@@ -35,5 +35,5 @@ def network_name(method: str) -> str:
 
 def train(name: str, out: Path) -> tuple[Run, Result]:
     network = network_name(name)
-    result = coterie.run(toy.method(name), toy.toy(), network, rounds=2, join_ratio=0.6, backend="looped", out=out)
+    result = coterie.run(toy.method(name), toy.toy(), network, rounds=2, join_ratio=0.6, backend=toy.IN_TURN, out=out)
     return load_run(out, network), result

@@ -68,7 +68,7 @@ def test_models_of_every_kind_run_elsewhere(made: Made, tmp_path: Path) -> None:
         "fedrep", coterie.load_clients("heart-disease"), "mlp", rounds=1, local_epochs=1, backend="looped", out=out
     )
     heart, out = load_run(out), tmp_path / "norm"
-    coterie.run(toy.method("ditto"), toy.toy(), toy.network(True), rounds=1, backend="looped", out=out)
+    coterie.run(toy.method("ditto"), toy.toy(), toy.network(True), rounds=1, backend=toy.IN_TURN, out=out)
     norm = load_run(out, toy.network(True))
     onnx = {"knn-per": made("knn-per")[0], "fedem": made("fedem")[0], "heart": heart}
     programs = {"fedrod": made("fedrod")[0], "norm": norm}
@@ -128,7 +128,7 @@ class Moody(nn.Sequential):
 
 def test_a_network_that_is_no_graph(tmp_path: Path) -> None:
     network = nn.Sequential(Moody(nn.Flatten()), nn.Linear(144, toy.CLASSES))
-    coterie.run(toy.method("local"), toy.toy(), network, rounds=1, backend="looped", out=tmp_path / "run")
+    coterie.run(toy.method("local"), toy.toy(), network, rounds=1, backend=toy.IN_TURN, out=tmp_path / "run")
     run = load_run(tmp_path / "run", network)
     with pytest.raises(CoterieError, match=r"torch\.export cannot trace this network"):
         export(run, 0, "torch", tmp_path / "a.pt2")

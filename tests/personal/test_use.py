@@ -97,7 +97,7 @@ def colour(tmp_path_factory: pytest.TempPathFactory) -> Run:
         coterie.core.data.Split(s.x[..., :10].expand(-1, 3, -1, -1), s.y, s.sizes) for s in (grey.train, grey.test)
     ]
     data = coterie.core.data.FederatedData("colour", toy.CLASSES, *splits)
-    coterie.run("local", data, "linear", rounds=1, local_epochs=1, backend="looped", out=path)
+    coterie.run("local", data, "linear", rounds=1, local_epochs=1, backend=toy.IN_TURN, out=path)
     return load_run(path)
 
 
@@ -147,7 +147,7 @@ def test_fractions_are_the_same_images(made: Made, tmp_path: Path) -> None:
 
 def test_tables_take_no_images(tmp_path: Path) -> None:
     data = coterie.load_clients("heart-disease")
-    coterie.run("local", data, "linear", rounds=1, local_epochs=1, backend="looped", out=tmp_path / "heart")
+    coterie.run("local", data, "linear", rounds=1, local_epochs=1, backend=toy.IN_TURN, out=tmp_path / "heart")
     Image.new("L", (9, 9)).save(tmp_path / "a.png")
     run = load_run(tmp_path / "heart")
     with pytest.raises(CoterieError, match="not images; give"):
@@ -179,7 +179,7 @@ def test_evaluate_gives_what_the_run_measured(
     federation = {name: settings.pop(name) for name in ("new_clients",) if name in settings}
     data = coterie.load_clients(num_clients=5, **sizes, **settings)
     out = tmp_path / "run"
-    result = coterie.run(method, data, "linear", rounds=2, local_epochs=1, backend="looped", out=out, **federation)
+    result = coterie.run(method, data, "linear", rounds=2, local_epochs=1, backend=toy.IN_TURN, out=out, **federation)
     measured = next(r for r in reversed(result.history) if (point, "test") in r.scores).scores[point, "test"]
     found = evaluate(load_run(out), range(len(measured.clients)))
     assert [int(e.confusion.diag().sum()) for e in found] == measured.weighted.tolist()
@@ -285,7 +285,7 @@ def test_clients_are_found_by_name(tmp_path: Path, capsys: pytest.CaptureFixture
     names = ("Zürich", "basel", "3", "st. gallen, west", "genève")
     data = replace(toy.toy(), client_names=names)
     out, npz = str(tmp_path / "run"), str(tmp_path / "some.npz")
-    result = coterie.run(toy.method("fedper"), data, "mlp", rounds=1, backend="looped", out=out)
+    result = coterie.run(toy.method("fedper"), data, "mlp", rounds=1, backend=toy.IN_TURN, out=out)
     x = data.test.client(1)[0]
     for one in (result, load_run(out)):
         model = one.personal_model("basel")
@@ -315,7 +315,7 @@ def test_clients_are_found_by_name(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_two_clients_of_one_name_are_told_apart() -> None:
     data = replace(toy.toy(), client_names=("a", "b", "a", "c", "d"))
-    result = coterie.run(toy.method("local"), data, toy.network(), rounds=1, backend="looped")
+    result = coterie.run(toy.method("local"), data, toy.network(), rounds=1, backend=toy.IN_TURN)
     with pytest.raises(CoterieError, match="clients 0, 2 are all named 'a'; give the number"):
         result.personal_model("a")
     assert result.personal_model(2).client_name == "a"

@@ -84,7 +84,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = replace(toy.toy(validation=(3, 4, 1, 5, 2)), class_names=("a", "b, c", NASTY, "d"))
     for name in ("fedpac", "ditto"):
         settings = {"rounds": ROUNDS, "join_ratio": 0.6, "full_last_round": True, "local_epochs": 1}
-        coterie.run(name, data, toy.network(), backend="looped", out=base / name, **settings)
+        coterie.run(name, data, toy.network(), backend=toy.IN_TURN, out=base / name, **settings)
     return base
 
 
@@ -139,7 +139,7 @@ def test_every_round_is_in_the_table(folders: Path) -> None:
 def test_what_follows_the_last_round_counts_to_it(tmp_path: Path) -> None:
     """FedAvg ends with fine-tuning, a second line of the last round."""
     settings = {"rounds": 2, "local_epochs": 1}
-    coterie.run("fedavg", toy.toy(), toy.network(), backend="looped", out=tmp_path / "run", **settings)
+    coterie.run("fedavg", toy.toy(), toy.network(), backend=toy.IN_TURN, out=tmp_path / "run", **settings)
     written = rows(tmp_path / "run" / "metrics.csv")
     assert [r["round"] for r in written] == ["1", "2", "2"]
     first, last = page(tmp_path / "run").table("round", "PRE", "finished")
@@ -266,7 +266,7 @@ def test_seeds_are_one_method_and_settings_are_not(tmp_path: Path) -> None:
     """The first weights follow from the seed."""
     for name, change in (("first", {}), ("again", {"seed": 1}), ("longer", {"rounds": 2})):
         settings = {"rounds": 1, "local_epochs": 1, **change}
-        coterie.run("fedpac", toy.toy(augmented=False), "mlp", backend="looped", out=tmp_path / name, **settings)
+        coterie.run("fedpac", toy.toy(augmented=False), "mlp", backend=toy.IN_TURN, out=tmp_path / name, **settings)
     seeds = page(tmp_path / "first", tmp_path / "again")
     (line,) = seeds.table("method", "accuracy", "95 %")
     assert line["method"] == "FedPAC"
@@ -280,7 +280,7 @@ def test_other_first_weights_with_the_same_seed_are_told_apart(tmp_path: Path) -
     runs = [(weights, seed) for weights in (0, 1) for seed in (0, 1)]
     for weights, seed in runs:
         settings = {"rounds": 1, "local_epochs": 1, "seed": seed, "out": tmp_path / f"{weights}-{seed}"}
-        coterie.run("fedpac", toy.toy(), toy.network(seed=weights), backend="looped", **settings)
+        coterie.run("fedpac", toy.toy(), toy.network(seed=weights), backend=toy.IN_TURN, **settings)
     starts = [read(tmp_path / f"{w}-{seed}").config["model"]["start"] for w, seed in runs if seed == 0]
     shown = page(tmp_path).table("method", "accuracy", "95 %")
     assert [r["method"] for r in shown] == [f"FedPAC, start {start[:7]}" for start in starts]
@@ -431,7 +431,7 @@ def test_clients_that_were_cut_are_told_if_all_fare_alike(tmp_path: Path) -> Non
     data = toy.toy(test=(1,) * 5)
     data.test.x[:], data.test.y[:] = data.test.x[:1].clone(), data.test.y[:1].clone()
     out = tmp_path / "run"
-    coterie.run("fedavg", data, toy.network(), backend="looped", out=out, rounds=1, local_epochs=1, lr=1e-9)
+    coterie.run("fedavg", data, toy.network(), backend=toy.IN_TURN, out=out, rounds=1, local_epochs=1, lr=1e-9)
     assert "incomplete folder" not in page(out).text
     cut(out / "clients.csv", len(rows(out / "clients.csv")))
     assert "clients.csv does not have all clients of round 1" in page(out).text
@@ -439,7 +439,7 @@ def test_clients_that_were_cut_are_told_if_all_fare_alike(tmp_path: Path) -> Non
 
 def test_fine_tuning_that_was_cut_is_told(tmp_path: Path) -> None:
     """It is a second line of the last round."""
-    coterie.run("fedavg", toy.toy(), toy.network(), backend="looped", out=tmp_path / "run", rounds=1, local_epochs=1)
+    coterie.run("fedavg", toy.toy(), toy.network(), backend=toy.IN_TURN, out=tmp_path / "run", rounds=1, local_epochs=1)
     assert "incomplete folder" not in page(tmp_path / "run").text
     cut(tmp_path / "run" / "metrics.csv", 2)
     assert "metrics.csv lacks the measurements after the last round" in page(tmp_path / "run").text

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import coterie
 from coterie.core import tree
 from coterie.core.errors import CoterieError
 from coterie.federation import Round
@@ -19,7 +21,7 @@ from tests.runs.test_checkpoint import PowerCut, assert_same, run, stopped
 
 @pytest.mark.parametrize("name", METHODS)
 def test_an_extended_run_is_the_longer_run(name: str, tmp_path: Path) -> None:
-    """Bit for bit, for methods whose final step changes what clients remember too.
+    """Bit for bit, also if stopped on the way, for methods whose final step changes what clients remember too.
 
     The full last round and the measurement of a last round that is not one of every third are done at the new end.
     """
@@ -27,6 +29,7 @@ def test_an_extended_run_is_the_longer_run(name: str, tmp_path: Path) -> None:
     short["model"] = toy.network_for(name)
     run(tmp_path / "long", rounds=4, **short)
     run(tmp_path / "r", rounds=2, **short)
+    stopped(tmp_path / "r", 3, rounds=4, resume=True, **short)
     run(tmp_path / "r", rounds=4, resume=True, **short)
     assert_same(tmp_path / "long", tmp_path / "r")
     config = json.loads((tmp_path / "r" / "config.json").read_text())
@@ -113,3 +116,12 @@ def test_what_keeping_the_state_costs(tmp_path: Path) -> None:
     files = [path for path in (tmp_path / "r" / "checkpoint").iterdir() if path.suffix == ".safetensors"]
     tensors = tree.size(result.server) + sum(tree.size(state) for state in result.states) + 8 * len(result.states)
     assert tensors < sum(path.stat().st_size for path in files) < tensors + 10_000
+
+
+def test_rates_that_depend_on_the_number_of_rounds(tmp_path: Path) -> None:
+    train = partial(coterie.run, toy.method("fedavg", schedule="cosine"), toy.toy(), toy.network(), out=tmp_path / "r")
+    train(rounds=1)
+    with pytest.raises(
+        CoterieError, match=r"--schedule cosine depend on the number of rounds, 1; .* cannot be extended"
+    ):
+        train(rounds=2, resume=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load
 
+from coterie.runs.checkpoint import Snapshot, Writer
 from coterie.runs.tensor_files import packed, write_packed
 from tests import toy
 from tests.runs.test_checkpoint import run, stopped
@@ -28,8 +30,18 @@ def test_equal_content_gives_equal_bytes(tmp_path: Path) -> None:
         assert file.metadata() == METADATA
 
 
-def test_two_equal_runs_leave_equal_files(tmp_path: Path) -> None:
-    """Models of a finished run, and the checkpoints of one that was stopped."""
+def test_two_equal_runs_leave_equal_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models of a finished run, and the checkpoints of one that was stopped.
+
+    A writer that lags behind puts the clients of several rounds into one file, so each round waits for it.
+    """
+    hand = Writer.hand
+
+    def hand_and_wait(self: Writer, snapshot: Snapshot) -> None:
+        hand(self, snapshot)
+        self.settle()
+
+    monkeypatch.setattr(Writer, "hand", hand_and_wait)
     for name in ("a", "b"):
         run(tmp_path / name, "ditto")
         stopped(tmp_path / f"cut-{name}", 2, "ditto")

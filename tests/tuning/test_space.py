@@ -26,8 +26,8 @@ def test_values_have_the_type_of_the_setting() -> None:
 
 
 def test_a_setting_may_be_called_as_its_flag() -> None:
-    assert space(**{"local-epochs": "1,2", "batch_size": [10], "lr_decay": "0.9"}) == {
-        "local_epochs": [1, 2], "batch_size": [10], "lr_decay": [0.9],
+    assert space(**{"local-epochs": "1,2", "batch_size": [10], "schedule": "cosine,exponential:0.9"}) == {
+        "local_epochs": [1, 2], "batch_size": [10], "schedule": ["cosine", "exponential:0.9"],
     }  # fmt: skip
 
 
@@ -103,7 +103,6 @@ def test_halving_takes_a_grid_or_draws() -> None:
         ({"lr": "0..0.1"}, "must start above 0"),
         ({"lr": "0.1..x"}, "lr must be a finite number, got 'x'"),
         ({"combine": "true..false"}, "only numbers have a range"),
-        ({"lr_steps": "5:0.1,7:0.2"}, "search it in Python"),
     ],
 )
 def test_what_is_refused(over: dict[str, Any], said: str) -> None:

@@ -373,12 +373,12 @@ def test_the_command_at_the_end_gives_the_number_of_the_test(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["--over", "combine=false", "keep-momentum=true", "lr=0.05..0.1", "--search", "random", "--trials", "2"]
-    main(["tune", "FedPAC", *words, *TINY, "--rounds", "2", "--lr-steps", "1:0.5,2:0.1", "--seed", "3", "--json"])
+    main(["tune", "FedPAC", *words, *TINY, "--rounds", "2", "--schedule", "steps:1=0.5:2=0.1", "--seed", "3", "--json"])
     told = json.loads(capsys.readouterr().out)
     assert Path(told["folder"]).parent.name == "runs"
     command = shlex.split(told["command"])
     assert command[:3] == ["coterie", "run", "fedpac"]
-    assert {"--no-combine", "--keep-momentum", "--lr-steps=1:0.5,2:0.1"} < set(command)
+    assert {"--no-combine", "--keep-momentum", "--schedule=steps:1=0.5:2=0.1"} < set(command)
     main([*command[1:], "--json"])
     assert json.loads(capsys.readouterr().out)["outcomes"][0]["mean"] == told["test"]["mean"]
 

@@ -96,6 +96,10 @@ class Files:
         order = [*(recipe.id for recipe in recipes()), *self.own]
         return sorted(map(self.recipe, named), key=lambda recipe: order.index(recipe.id))
 
+    @property
+    def has_leaderboard(self) -> bool:
+        return (self.folder / "leaderboard.json").is_file()
+
     @cached_property
     def noises(self) -> Noises:
         """The noise between runs, per dataset."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from coterie.core.errors import CoterieError
 from coterie.papers.verdicts import noise_text
-from tools.ledger import claims, readme
+from tools.ledger import claims, leaderboard, readme
 from tools.ledger.coverage import by_reading, coverage, noise_table
 from tools.ledger.files import Files
 from tools.ledger.findings import Findings
@@ -39,6 +39,7 @@ def blocks(files: Files) -> dict[str, dict[str, str]]:
             "papers": findings.as_list(findings.claims),
             "claims": claims.table(files),
         },
+        **({"docs/leaderboard.md": leaderboard.blocks(files.folder)} if files.has_leaderboard else {}),
         **{page: readme.blocks(files, words) for page, words in readme.WORDS.items()},
     }
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,7 +27,6 @@ DASHES = ("-", "--", ":", "-.", (0, (6, 2, 1, 2, 1, 2)), (0, (1, 3)), (0, (8, 2)
 MARKERS = "osD^vP*X"
 FIRST = ("fedpac", "fedavg", "fedrep", "ditto", "fedper", "local", "scaffold", "fedavg-ft")  # one color each
 STYLE: dict[Any, Any] = {
-    "font.size": 9,
     "axes.grid": True,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -35,6 +36,7 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "path",
     "svg.hashsalt": "coterie",  # the same figure gives the same file
 }
+FONT: ContextVar[float] = ContextVar("font", default=9)  # points
 
 
 Curve = Sequence[tuple[int, float]]  # one training: (round, score; shares in 0..1)
@@ -56,14 +58,27 @@ class Look(NamedTuple):
 
 def new_figure(rows: int, columns: int, width: float = 3.4, height: float = 2.5) -> tuple[Figure, list[Axes]]:
     """A figure in our style and its axes, row by row. width, height: of each, in inches."""
-    try:
-        import matplotlib
+    with styled():
         from matplotlib.figure import Figure
-    except ImportError:
-        raise CoterieError("figures need matplotlib: pip install 'coterie[plot]'") from None
-    with matplotlib.rc_context(STYLE):
+
         figure = Figure((columns * width, rows * height), layout="constrained")
         return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
+
+
+@contextmanager
+def styled(font: float | None = None) -> Iterator[None]:
+    """Draw in our style. font: size in points; default: that of an enclosing `styled`, or of the style."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise CoterieError("figures need matplotlib: pip install 'coterie[plot]'") from None
+    outer = FONT.get()
+    token = FONT.set(font or outer)
+    try:
+        with matplotlib.rc_context(STYLE | {"font.size": font or outer}):
+            yield
+    finally:
+        FONT.reset(token)
 
 
 def curves(ax: Axes, series: Sequence[PlotLine], bands: bool = True) -> None:

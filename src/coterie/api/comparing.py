@@ -32,6 +32,7 @@ from coterie.core.method import AnyMethod
 from coterie.core.model import Model
 from coterie.execution.choice import Execution
 from coterie.federation import Ending
+from coterie.methods import METHODS
 from coterie.privacy import Protection
 from coterie.report.naming import dataset, entries
 from coterie.report.sections.summary import outcome, reference, same_data
@@ -39,6 +40,7 @@ from coterie.runs.extending import remains
 from coterie.runs.finding import is_complete, open_runs
 
 log = logging.getLogger("coterie")
+ALL = "all"  # stands for every method
 
 
 class Entrant(NamedTuple):
@@ -47,6 +49,7 @@ class Entrant(NamedTuple):
     name: str  # of its folders
     method: str | AnyMethod
     called: str | None = None  # its name in tables; None: as the method reports
+    optional: bool = False  # one of `all`: left out with the reason if it refuses the data or the network
 
     @property
     def title(self) -> str:
@@ -58,6 +61,7 @@ class Trainings(NamedTuple):
 
     rows: list[dict[str, Any]]  # one for each number that a run reports
     curves: dict[str, list[Curve]]  # method -> scores over rounds, for each seed
+    refused: dict[str, str]  # method of `all` that was left out -> reason
 
 
 Train = Callable[[Entrant, int, Path | None, bool], Result]  # of a method, a seed, a folder, and whether to resume it
@@ -88,6 +92,7 @@ def compare(
     Parameters
     ----------
     methods: names or Methods, or a dict from names for the tables to them. FedAvg also reports FedAvg-FT.
+        ["all"]: every method of Coterie, FedAvg last; what refuses the data or the network is left out, with a warning.
     data: the clients' samples, or a function from a seed to samples, which gives each seed its own partition.
         Default: the shipped Fashion-MNIST subset.
     model: as for `coterie.run`.
@@ -155,7 +160,7 @@ def compare(
         found = train_all(taken, seeds_from(seed, seeds), train, folder_of, chosen, interrupted)
     first = data_of(seed)
     if base is not None:
-        write_outcomes(base, as_table(found.rows, first, str(base)))
+        write_outcomes(base, as_table(found.rows, first, str(base), found.refused))
     return as_comparison(found, first, tested)
 
 
@@ -165,6 +170,11 @@ def entrants(methods: Sequence[str | AnyMethod] | Mapping[str, str | AnyMethod])
         raise CoterieError("methods must be a list of at least one method, such as ['fedavg', 'fedpac']")
     if isinstance(methods, Mapping):
         return [Entrant(called, canonical(method), called) for called, method in methods.items()]
+    if ALL in methods:
+        if len(methods) > 1:
+            raise CoterieError("'all' names every method, so it cannot be combined with others")
+        names = [name for name in METHODS if name != "fedavg"]
+        return [Entrant(name, name, optional=True) for name in (*names, "fedavg")]  # others are tested against the last
     found = [canonical(method) for method in methods]
     return [Entrant(method if isinstance(method, str) else method.title, method) for method in found]
 
@@ -178,7 +188,7 @@ def trainings(listed: Sequence[Entrant]) -> list[Entrant]:
     found: dict[str, Entrant] = {}
     for entrant in listed:
         if isinstance(entrant.method, str) and entrant.called is None:
-            entrant = Entrant(training(entrant.method), training(entrant.method))
+            entrant = Entrant(training(entrant.method), training(entrant.method), None, entrant.optional)
         if found.setdefault(entrant.name, entrant) != entrant:
             raise CoterieError(
                 f"two methods are called {entrant.title}: give them names, such as compare({{'A': ..., 'B': ...}})"
@@ -240,7 +250,7 @@ def train_all(
     interrupted: Interrupted = lambda: 0,
 ) -> Trainings:
     """Every method with every seed. Runs that are finished in their folder are read; others are trained or resumed."""
-    found = Trainings([], {})
+    found = Trainings([], {}, {})
     ending = Ending(**{name: value for name, value in settings.items() if name in names(Ending)})
     runs, done = list(product(taken, seeds)), 0
     for entrant, seed in runs:
@@ -250,7 +260,14 @@ def train_all(
         if out and is_complete(out) and not remains(out, settings.get("rounds"), ending):
             history, outcomes, seconds, privacy, content = read_finished(out)
         else:
-            result = train(entrant, seed, out, out is not None and is_begun(out))
+            try:
+                result = train(entrant, seed, out, out is not None and is_begun(out))
+            except CoterieError as error:
+                if not entrant.optional:
+                    raise
+                log.warning("%s is left out: %s", entrant.title, error)
+                found.refused[entrant.title] = str(error)
+                continue
             if result.ended and result.ended.reason == INTERRUPTED:
                 break
             history, outcomes, privacy = result.history, result.outcomes(), result.privacy
@@ -260,9 +277,9 @@ def train_all(
             name = label(entrant.method, o.name, entrant.called)
             found.curves.setdefault(name, []).append(history.curve(o.point))
         done += 1
-    if not done:
+    if not done and not found.refused:
         raise KeyboardInterrupt
-    if done < len(runs):
+    if done + len(found.refused) * len(seeds) < len(runs):
         log.warning("interrupted: the comparison has %d of %d runs", done, len(runs))
     return found
 

@@ -53,10 +53,12 @@ def reopen_comparison(base: Path, length: Mapping[str, Any]) -> None:
         write(base / COMMAND, content)
 
 
-def as_table(rows: Sequence[Mapping[str, Any]], data: FederatedData, folder: str) -> dict[str, Any]:
-    """The content of compare.json."""
+def as_table(
+    rows: Sequence[Mapping[str, Any]], data: FederatedData, folder: str, refused: Mapping[str, str]
+) -> dict[str, Any]:
+    """The content of compare.json. refused: method -> why it was left out."""
     about = {"data": data.name, "clients": data.num_clients, "metric": data.task.metric.name, "folder": folder}
-    return {**about, "outcomes": rows}
+    return {**about, "outcomes": rows, **({"refused": refused} if refused else {})}
 
 
 def write_outcomes(base: Path, table: Mapping[str, Any]) -> None:

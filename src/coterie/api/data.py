@@ -33,7 +33,8 @@ class DataSettings(Reading):
     )
     data_dir: str | None = field(default=None, metadata={"help": "folder with datasets (or set COTERIE_DATA)"})
     protocol: str = field(
-        default="pac", metadata={"help": "paper whose settings are the defaults: pac, reg, crc or akd"}
+        default="pac",
+        metadata={"help": "paper whose settings are the defaults: pac, reg, crc or akd; quick: for a first look"},
     )
     partition: str | None = field(default=None, metadata={"help": "partition rule, or a partition.npz of a run"})
     num_clients: int | None = field(default=None, metadata={"help": "number of clients", "short": ("nc",)})

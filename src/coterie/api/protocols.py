@@ -1,4 +1,4 @@
-"""The settings that each paper uses for all its methods. Recipes take theirs from here."""
+"""The settings that each paper uses for all its methods, and those of a quick look. Recipes take theirs from here."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ PROTOCOLS = {  # the first is the default
             "join_ratio": 0.1,
             "lr": 0.05,
             "momentum": 0.9,
-            "lr_steps": ((50, 0.2), (75, 0.02)),
+            "schedule": "steps:50=0.2:75=0.02",
         },
         {"cifar100": {"model": "resnet18"}, **INCLUDED},
         {
@@ -112,7 +112,7 @@ PROTOCOLS = {  # the first is the default
             "weight_decay": 5e-4,
             "drop_last": True,
             "keep_momentum": True,
-            "lr_decay": 0.9,
+            "schedule": "exponential:0.9",
         },
         {
             **{name: {"rounds": 50} for name in GREY},
@@ -126,6 +126,23 @@ PROTOCOLS = {  # the first is the default
             "gpfl": {"pull": 1e-2, "table_decay": 0.1},
         },
         by_dataset={"cifar100": {"fedpac": {"align": 1e-3}, "gpfl": {"pull": 1e-4}}},
+    ),
+    "quick": Protocol(
+        "Coterie: seconds for each method, on few clients and rounds; methods have their own papers' defaults",
+        {
+            "partition": "dominant",
+            "num_clients": 10,
+            "noniid_s": 20.0,
+            "local_size": 150,
+            "test_size": 150,
+            "model": "cnn",
+            "rounds": 5,
+            "batch_size": 25,
+            "lr": 0.01,
+            "momentum": 0.5,
+        },
+        INCLUDED,
+        {},
     ),
 }
 

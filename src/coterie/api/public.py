@@ -34,8 +34,6 @@ def run(
     join_ratio: float | None = None,
     full_last_round: bool | None = None,
     aggregate_last_round: bool | None = None,
-    lr_decay: float | None = None,
-    lr_steps: tuple[tuple[int, float], ...] | None = None,
     new_clients: float | str | None = None,
     evaluate_every: int | None = None,
     seed: int | None = None,
@@ -44,6 +42,7 @@ def run(
     batch_size: int | None = None,
     optimizer: str | None = None,
     lr: float | None = None,
+    schedule: str | None = None,
     momentum: float | None = None,
     nesterov: bool | None = None,
     beta1: float | None = None,
@@ -110,15 +109,13 @@ def run(
     method: a name (`coterie methods` lists them), an import path package.module:Class, or a Method.
     data: the clients' samples, from `load_clients` or `clients_from`. Default: the shipped Fashion-MNIST subset.
     model: a name, a torch module or a Model. Names for images: cnn, convnet, conv4, akd-cnn, resnet18, resnet18-gn,
-        mobilenet, vit-tiny; for series: cnn1d, lstm, transformer; for tokens: lstm, transformer; for tables: linear,
-        mlp. Default: the protocol's.
+        mobilenet, vit-tiny; for segmentation: unet; for series: cnn1d, lstm, transformer; for tokens: lstm,
+        transformer; for tables: linear, mlp. Default: the protocol's.
 
     rounds: communication rounds.
     join_ratio: share of clients in a round.
     full_last_round: all clients train once more after the last round.
     aggregate_last_round: all clients take part in the last round.
-    lr_decay: factor on the learning rate, every round.
-    lr_steps: factors on the learning rate from a round on, such as ((50, 0.2), (75, 0.02)).
     new_clients: clients that do not train and are evaluated at the end: their share, or names such as "s22,s23".
     evaluate_every: rounds between evaluations; the last round is always evaluated.
     seed: seed of all randomness.
@@ -126,6 +123,8 @@ def run(
     local_epochs, batch_size: epochs of a round, and samples of a batch.
     optimizer: "sgd", "adam", "adamw" or "adagrad". The protocol's rates are for sgd; others start from torch's.
     lr, weight_decay: learning rate, and weight decay.
+    schedule: factor on the learning rate, such as "steps:50=0.2:75=0.02", "exponential:0.99", "cosine:0.01", "linear",
+        "warmup:5+cosine"; over a client's steps in a round: "local-cosine".
     momentum, nesterov: of sgd.
     beta1, beta2, eps: of adam and adamw; adagrad has eps, too.
     drop_last: skip the last batch of an epoch if it is smaller.
@@ -154,7 +153,7 @@ def run(
     settings, train, ending, safety, protection, encryption: the groups above as dataclasses (Settings, LocalTraining,
         Ending, Safety, Protection, Encryption).
 
-    protocol: paper whose settings are the defaults: pac, reg, crc or akd.
+    protocol: paper whose settings are the defaults: pac, reg, crc or akd; quick: a first look.
     head: name of the network's head. Default: the last layer that runs.
     model_args: arguments of the constructor, for a model given by name.
     train_only: parameters or modules that are trained, such as "head|blocks.11.*"; all others are frozen, and are not

@@ -67,8 +67,6 @@ def as_typed(kind: type, values: Mapping[str, Any]) -> list[str]:
         value, long = values.get(field.name), flag(field)
         if isinstance(value, bool):
             typed.append(f"--{long}" if value else f"--no-{long}")
-        elif isinstance(value, tuple):
-            typed.append(f"--{long}={','.join(f'{start}:{factor}' for start, factor in value)}")
         elif value is not None:
             typed.append(f"--{long}={value}")
     return typed
@@ -82,7 +80,8 @@ def reader(kind: Any) -> Callable[[str], Any]:
         if {float, str} <= set(typing.get_args(kind)):
             return share_or_names
         kind = next(k for k in typing.get_args(kind) if k is not type(None))
-    return kind if kind in (int, float, str) else steps
+    assert kind in (int, float, str)
+    return kind  # type: ignore[no-any-return]
 
 
 def number_or_word(text: str) -> int | str:
@@ -94,14 +93,6 @@ def share_or_names(text: str) -> float | str:
         return float(text)
     except ValueError:
         return text
-
-
-def steps(text: str) -> tuple[tuple[int, float], ...]:
-    """Such as 50:0.2,75:0.02."""
-    try:
-        return tuple((int(a), float(b)) for a, b in (part.split(":") for part in text.split(",")))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is not of the form ROUND:FACTOR,ROUND:FACTOR") from None
 
 
 def model_argument(text: str) -> tuple[str, Any]:

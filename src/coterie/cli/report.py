@@ -1,16 +1,25 @@
-"""Commands that present finished runs: report, table."""
+"""Commands that present runs: report, plot, table."""
 
 from __future__ import annotations
 
 import argparse
 
-from coterie.cli.flags import MakeCommand, add_format
+from coterie.cli.flags import MakeCommand, add_format, asked_for
 
 
 def add_commands(command: MakeCommand, argv: list[str]) -> None:
     report = command("report", do_report, "write a report of runs: one HTML file that works offline")
     report.add_argument("runs", metavar="RUN", nargs="+", help="folder of a run, or one that holds runs")
     report.add_argument("--out", metavar="FILE", default="report.html", help="the file to write; default: report.html")
+    plot = command("plot", do_plot, "draw a figure of runs for a paper: PDF, SVG or PNG")
+    plot.add_argument("runs", metavar="RUN", nargs="+", help="folder of a run, or one that holds runs")
+    if asked_for(argv, "plot"):
+        from coterie.report.figures import FORMATS, KINDS, SIZES
+
+        plot.add_argument("--kind", choices=KINDS, default="curves", help="what to draw; default: curves")
+        plot.add_argument("--size", choices=SIZES, default="acm", help="column of a venue's template; default: acm")
+        plot.add_argument("--format", choices=FORMATS, help="default: the ending of --out, or pdf")
+        plot.add_argument("--out", metavar="FILE", help="the file to write; default: KIND.FORMAT")
     table = command("table", do_table, "make a table of finished runs for a paper: LaTeX, Markdown, CSV or HTML")
     table.add_argument("runs", metavar="RUN", nargs="+", help="folder of a run, or one that holds runs")
     table.add_argument(
@@ -29,6 +38,22 @@ def do_report(chosen: argparse.Namespace) -> None:
     from coterie.report.page import write_report
 
     print(write_report(chosen.runs, chosen.out))
+
+
+def do_plot(chosen: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    from coterie.core.errors import CoterieError
+    from coterie.report.figures import FORMATS, write_figure
+
+    out = getattr(chosen, "out", None)
+    ending = Path(out).suffix.removeprefix(".") if out else ""
+    format = getattr(chosen, "format", ending or "pdf")
+    if ending and ending != format:
+        raise CoterieError(f"--out {out} does not end in .{format}, which --format names")
+    if format not in FORMATS:
+        raise CoterieError(f"{out}: figures are written as .pdf, .svg or .png")
+    print(write_figure(chosen.runs, chosen.kind, chosen.size, out or f"{chosen.kind}.{format}", format))
 
 
 def do_table(chosen: argparse.Namespace) -> None:

@@ -83,7 +83,7 @@ def resume_run(run: Path, again: argparse.Namespace) -> None:
             return train_one(again, entrant, seed, data, run, page, True, set())
 
         found = train_all([entrant], [again.seed], train, lambda *_: run, vars(again))
-    show(again, as_table(found.rows, data, str(again.run)), as_comparison(found, data, entrant.title))
+    show(again, as_table(found.rows, data, str(again.run), found.refused), as_comparison(found, data, entrant.title))
 
 
 def resume_comparison(base: Path, chosen: argparse.Namespace) -> None:

@@ -26,7 +26,7 @@ def add_commands(command: MakeCommand, argv: list[str]) -> None:
     run = command("run", do_run, "train one method")
     run.add_argument("method", metavar="METHOD", help=METHOD_HELP)
     compare = command("compare", do_compare, "train several methods on the same data, and compare them")
-    compare.add_argument("methods", metavar="METHOD", nargs="+", help=METHOD_HELP)
+    compare.add_argument("methods", metavar="METHOD", nargs="+", help=f"{METHOD_HELP}; all: every method")
     compare.add_argument("--seeds", type=int, help="runs of each method, with seeds SEED, SEED + 1, ...; default: 1")
     compare.add_argument(
         "--against", metavar="METHOD", help="method that the others are tested against; default: the last"
@@ -61,8 +61,8 @@ def add_setting_flags(
 
     parser.add_argument(
         "--model",
-        help="images: cnn, convnet, conv4, akd-cnn, resnet18, resnet18-gn, mobilenet, vit-tiny; series: cnn1d, lstm, "
-        "transformer; tokens: lstm, transformer; tables: linear, mlp; or package.module:Class; "
+        help="images: cnn, convnet, conv4, akd-cnn, resnet18, resnet18-gn, mobilenet, vit-tiny; segmentation: unet; "
+        "series: cnn1d, lstm, transformer; tokens: lstm, transformer; tables: linear, mlp; or package.module:Class; "
         "default: set by --protocol",
     )
     add_model_args(parser)

@@ -44,7 +44,7 @@ def train_all(chosen: argparse.Namespace, methods: Sequence[str], seeds: int, be
     data = load_clients(seed=first, **given(chosen, DataSettings))
     varies = getattr(chosen, "partition_seed", None) == VARY
     core.check_protection(taken, getattr(chosen, "protocol", "pac"), vars(chosen))
-    names = "-".join(entrant.name for entrant in listed[:4])
+    names = core.ALL if listed[0].optional else "-".join(entrant.name for entrant in listed[:4])
     base = begun or Path(getattr(chosen, "out", None) or new_folder(f"{names}-{data.name}"))
     if begun is None and base.exists():
         raise CoterieError(f"{base} exists already; name another folder with --out, or remove it")
@@ -74,7 +74,7 @@ def train_all(chosen: argparse.Namespace, methods: Sequence[str], seeds: int, be
     except Stopped as stop:
         more = f"; `coterie resume {base}` continues the whole comparison" if many else ""
         raise Stopped(f"{stop}{more}", stop.signal) from None
-    table = as_table(found.rows, data, getattr(chosen, "run", str(base)))
+    table = as_table(found.rows, data, getattr(chosen, "run", str(base)), found.refused)
     if many:
         write_outcomes(base, table)
     show(chosen, table, core.as_comparison(found, data, against))

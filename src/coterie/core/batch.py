@@ -30,10 +30,16 @@ class Batch(NamedTuple):
     expected: Tensor | None = None  # () expected number of real samples under Poisson sampling; 0: a step of padding
     key: Tensor | None = None  # () random key of client, round and epoch, for dropout
     noise_key: Tensor | None = None  # () random key of this step's noise, in private training
+    pace: Tensor | None = None  # (B,) factor on the learning rate in the step of each sample; None: 1
 
     def part(self, rows: slice | Tensor) -> Batch:
         real = None if self.real is None else self.real[rows]
-        return self._replace(x=self.x[rows], y=self.y[rows], sample=self.sample[rows], real=real)
+        pace = None if self.pace is None else self.pace[rows]
+        return self._replace(x=self.x[rows], y=self.y[rows], sample=self.sample[rows], real=real, pace=pace)
+
+    def paced(self, rate: Tensor) -> Tensor:
+        """() a rate of the round, in this step."""
+        return rate if self.pace is None else rate * self.pace[0]
 
     @property
     def active(self) -> Tensor | None:

@@ -61,6 +61,11 @@ def normal(draw: Generator, shape: tuple[int, ...], like: Tensor) -> Tensor:
     return torch.randn(shape, generator=draw).to(like)
 
 
+def uniform(draw: Generator, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Uniform on [0, 1)."""
+    return torch.rand(shape, generator=draw).to(like)
+
+
 def _seed(model: Model, number: int) -> int:
     """A hash of the number and of all weights that the model starts from."""
     key = random.seed_key(number)

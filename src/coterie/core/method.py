@@ -20,6 +20,7 @@ from coterie.core.explicit import Explicit
 from coterie.core.families import check_words
 from coterie.core.model import Model
 from coterie.core.protections import Protections
+from coterie.core.schedules import RateSchedule
 from coterie.core.training import LocalTraining
 from coterie.core.tree import Tree
 
@@ -80,6 +81,10 @@ class Method(Explicit, ABC, Generic[Server, State, Down, Up]):
             cls.title = cls.__name__
         if "results" not in vars(cls):
             cls.results = {name.replace(inherited, cls.title, 1): point for name, point in cls.results.items()}
+
+    def refuses(self, rates: RateSchedule) -> str:
+        """Why the method cannot be used with this learning-rate schedule; empty: it can."""
+        return ""
 
     def rehearsed(self) -> Method[Server, State, Down, Up]:
         """The method for a rehearsal, where one process is server and client at once."""

@@ -17,7 +17,7 @@ from coterie.core.errors import CoterieError
 from coterie.core.forward import attention_for_vmap
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
-from coterie.core.sharing import norm_names
+from coterie.core.sharing import check_kept, norm_names, other_choice
 from coterie.core.user_code import failure, users_lines
 from coterie.core.wrapper import Around, innermost
 
@@ -29,11 +29,16 @@ def check_needs(method: AnyMethod, model: Model) -> None:
     """Refuse an optimizer, or a network without trainable weights in a part, that the method cannot use."""
     if method.needs_sgd and method.train.optimizer != "sgd":
         raise CoterieError(f"{method.title} needs optimizer=sgd, got {method.train.optimizer}: {method.needs_sgd}")
+    if reason := method.refuses(method.train.rates):
+        raise CoterieError(f"{method.title} does not support --schedule {method.train.schedule}: {reason}")
     if method.needs_classes and not model.task.one_class:
         raise CoterieError(
             f"{method.title} needs one class per sample, so it cannot be used for {model.task.name}; choose another "
             "method, such as fedavg, fedrep or ditto"
         )
+    if (personal := other_choice(method)) is not None:
+        check_kept(personal, model)
+        return
     if method.needs_norm and not norm_names(model):
         raise CoterieError(
             f"{method.title} needs normalization layers that are trained, which this network does not have; choose a "

@@ -7,7 +7,8 @@ encoder.3.weight and head.bias; running statistics of BatchNorm are among them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from dataclasses import field, fields
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -19,12 +20,30 @@ from coterie.core.tree import Live, Tree, flatten, is_statistic
 
 NORMS = (Norm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 WORDS = ("head", "encoder", "norm", "none")
-HELP = "what a client keeps: head, encoder, norm, or names of weights or modules, such as 'blocks.3|fc'"
+HELP = "what a client keeps: head, encoder, norm, none, or names of weights or modules, such as 'blocks.3|fc'"
+NOTHING = Weights({}, {})
+
+
+def kept(default: str) -> str:
+    """The field of a method for what a client keeps. default: what its paper keeps."""
+    chosen: str = field(default=default, metadata={"help": HELP, "keeps": True})
+    return chosen
+
+
+def other_choice(method: Any) -> str | None:
+    """What a client keeps, if that is another part than in the method's paper."""
+    choices = ((f, getattr(method, f.name)) for f in fields(method) if f.metadata.get("keeps"))
+    return next((chosen for f, chosen in choices if chosen != f.default), None)
 
 
 class Shares(NamedTuple):
     shared: Weights
     personal: Weights
+
+
+def parts(personal: str, model: Model, weights: Weights | None = None) -> Shares:
+    """The shared and the personal weights, of the initial model by default. personal: see `personal_names`."""
+    return split(model.start if weights is None else weights, personal_names(personal, model))
 
 
 def split(weights: Weights, personal: Iterable[str]) -> Shares:
@@ -63,29 +82,30 @@ def personal_names(personal: str, model: Model) -> tuple[str, ...]:
     Patterns are of names as here or as in the user's network, of weights or modules, such as 'encoder.3|fc'.
     """
     names = tuple(flatten(model.start))
-    if personal == "none":
-        return ()
     if personal == "norm":
-        found = norm_names(model)
-        if not found:
-            raise CoterieError("personal 'norm' needs a network with normalization layers that are trained")
-    elif personal in WORDS:
-        found = tuple(name for name in names if name.startswith(f"{personal}."))
-        if not found:
-            raise CoterieError(f"personal '{personal}': the {personal} of this network has nothing to train")
-    else:
-        theirs = {own_name(name, model): name for name in names}
-        picked = matching("weights to keep", personal, tuple({*names, *theirs}))
-        if two := [name for name in picked if name in names and theirs.get(name, name) != name]:
-            raise CoterieError(f"personal '{personal}': {two[0]} is the name of two weights; rename the module")
-        chosen = {theirs.get(name, name) for name in picked}
-        found = tuple(name for name in names if name in chosen)
-    if len(found) == len(names):
+        return norm_names(model)
+    if personal in WORDS:
+        return tuple(name for name in names if name.startswith(f"{personal}."))
+    theirs = {own_name(name, model): name for name in names}
+    picked = matching("weights to keep", personal, tuple({*names, *theirs}))
+    if two := [name for name in picked if name in names and theirs.get(name, name) != name]:
+        raise CoterieError(f"personal '{personal}': {two[0]} is the name of two weights; rename the module")
+    chosen = {theirs.get(name, name) for name in picked}
+    return tuple(name for name in names if name in chosen)
+
+
+def check_kept(personal: str, model: Model) -> None:
+    """Raise an error if clients would keep nothing of the network that they name, or all of it."""
+    names = personal_names(personal, model)
+    if not names and personal == "norm":
+        raise CoterieError("personal 'norm' needs a network with normalization layers that are trained")
+    if not names and personal != "none":
+        raise CoterieError(f"personal '{personal}': the {personal} of this network has nothing to train")
+    if len(names) == len(flatten(model.start)):
         raise CoterieError(
             f"personal '{personal}' matches all weights of the network ({shortened(names)}), so there is nothing to "
             "share; choose fewer, or method local"
         )
-    return found
 
 
 def own_name(name: str, model: Model) -> str:

@@ -182,7 +182,7 @@ class Segmentation(Task):
         if shape != (self.classes, *label):
             raise CoterieError(
                 f"the model returns outputs of shape {shape}, it must return logits of shape {(self.classes, *label)}: "
-                "classes, height, width"
+                "classes, height, width; model='unet' does"
             )
 
     def described(self) -> str:

@@ -19,6 +19,7 @@ from coterie.core.errors import CoterieError, unknown
 from coterie.core.explicit import Explicit
 from coterie.core.gradients import Objective, gradient
 from coterie.core.optimizers import OPTIMIZERS, Optimizer
+from coterie.core.schedules import FORMS, RateSchedule, read_schedule
 from coterie.core.steps import fold
 from coterie.core.tree import Live, Tree
 
@@ -44,6 +45,9 @@ class LocalTraining(Explicit):
     batch_size: int = field(default=50, metadata={"help": "samples per batch", "short": ("lbs",), "low": 1})
     optimizer: str = field(default="sgd", metadata={"help": f"optimizer: {', '.join(OPTIMIZERS)}"})
     lr: float = field(default=0.01, metadata={"help": "learning rate (adam, adamw: 0.001)", "low": 0})
+    schedule: str = field(
+        default="constant", metadata={"help": f"factor on the learning rate, over rounds or local steps: {FORMS}"}
+    )
     momentum: float = field(default=0.0, metadata={"help": "momentum of sgd", "low": 0})
     nesterov: bool = field(default=False, metadata={"help": "Nesterov momentum of sgd"})
     beta1: float | None = field(
@@ -66,6 +70,7 @@ class LocalTraining(Explicit):
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZERS:
             raise unknown("optimizer", self.optimizer, OPTIMIZERS)
+        read_schedule(self.schedule)
         kind = OPTIMIZERS[self.optimizer]
         taken = {f.name for f in fields(kind)}
         for name in OWN.keys() - taken:
@@ -91,6 +96,11 @@ class LocalTraining(Explicit):
     def tuned(self) -> frozenset[str]:
         """Settings that a protocol does not set for this optimizer: its values are for sgd."""
         return frozenset() if self.optimizer == "sgd" else frozenset({*OWN, "lr", "weight_decay"})
+
+    @property
+    def rates(self) -> RateSchedule:
+        """The factors on the learning rate."""
+        return read_schedule(self.schedule)
 
     @property
     def rule(self) -> Optimizer:
@@ -123,7 +133,16 @@ class LocalTraining(Explicit):
             drawn = data.batch(shuffled, epoch)._replace(partial=not self.drop_last)
             if data.known is not None:
                 drawn = drawn._replace(real=None)
+            if self.rates.local.varies:
+                place = torch.arange(n, device=data.y.device).div(self.batch_size, rounding_mode="floor")
+                drawn = drawn._replace(pace=self.pace(place, epoch, data))
             yield Epoch(drawn, self.batch_size, full, 0 if self.drop_last else rest)
+
+    def pace(self, batch: Tensor, epoch: int, data: Data) -> Tensor:
+        """Factors on the learning rate in batches 0, 1, ... of an epoch."""
+        steps = self.steps(data.samples.double() if data.known is None else data.rate.new_tensor(data.known).double())
+        step = epoch * steps / max(self.local_epochs, 1) + batch
+        return self.rates.over_steps(step, steps).to(data.rate.dtype)
 
     def steps(self, samples: Tensor) -> Tensor:
         """Number of steps in a round of clients with this many samples."""
@@ -139,7 +158,7 @@ class LocalTraining(Explicit):
         statistics = {n: t for n, t in flat.items() if tree.is_statistic(n)}
         slope, written = self.gradient(params, loss, batch, weights, statistics)
         active = batch.active
-        moved, speed = self._descend(weights, state, slope, rate, active)
+        moved, speed = self._descend(weights, state, slope, batch.paced(rate), active)
         if active is not None:
             written = tree.where(active, written, statistics)
         return tree.fill(params, moved | written), speed

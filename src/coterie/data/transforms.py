@@ -25,13 +25,14 @@ TRANSFORMS["crc"] = {
     **TRANSFORMS["pac"],
     "cifar10": Transform((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), crop=4, flip=True),
 }
+TRANSFORMS["quick"] = TRANSFORMS["pac"]
 TRANSFORMS["reg"] = TRANSFORMS["akd"] = {
     name: Transform((HALF,) * len(pac.mean), (HALF,) * len(pac.std)) for name, pac in TRANSFORMS["pac"].items()
 }
 
 
 def transform(dataset: str, protocol: str = "pac") -> Transform:
-    """The preprocessing of a dataset in a protocol: pac, reg, crc or akd."""
+    """The preprocessing of a dataset in a protocol: pac, reg, crc, akd or quick."""
     if protocol not in TRANSFORMS:
         raise unknown("protocol", protocol, TRANSFORMS)
     if dataset not in TRANSFORMS[protocol]:

@@ -80,6 +80,7 @@ CATEGORIES: dict[str, str] = {
     "up.weights": WEIGHTS,
     "up.encoder": WEIGHTS,
     "up.head": WEIGHTS,
+    "up.personal": WEIGHTS,
     "up.shared": WEIGHTS,
     "up.components": WEIGHTS,
     "up.core": WEIGHTS,

@@ -18,7 +18,7 @@ from coterie.core.method import AnyMethod
 from coterie.core.model import Model
 from coterie.core.precision import set_precision
 from coterie.core.rehearsal import vmap_problem
-from coterie.core.typed import check_types
+from coterie.core.typed import check_fields
 from coterie.execution.backend import LocalBackend, rehearsal_samples
 from coterie.execution.looped import Looped
 from coterie.execution.memory import check_folder
@@ -48,26 +48,28 @@ class Execution:
         metadata={"help": "precision of matrix products: fp32, or tf32 or bf16, faster and less precise"},
     )
     processes: int | None = field(
-        default=None, metadata={"help": "processes of looped clients (default: one per core)"}
+        default=None, metadata={"help": "processes of looped clients (default: one per core)", "low": 1}
     )
-    cohort: int | None = field(default=None, metadata={"help": "clients stacked at a time (default: as many as fit)"})
-    branches: int | None = field(default=None, metadata={"help": "clients side by side on streams (default: 5)"})
+    cohort: int | None = field(
+        default=None, metadata={"help": "clients stacked at a time (default: as many as fit)", "low": 1}
+    )
+    branches: int | None = field(
+        default=None, metadata={"help": "clients side by side on streams (default: 5)", "low": 1}
+    )
     state_dir: str | None = field(
         default=None, metadata={"help": "folder for client states, to keep them out of memory"}
     )
     ray_address: str | None = field(
         default=None, metadata={"help": "HOST:PORT of a Ray cluster, or auto (default: start one on this machine)"}
     )
-    ray_workers: int | None = field(default=None, metadata={"help": "Ray workers (default: one per GPU, or per core)"})
+    ray_workers: int | None = field(
+        default=None, metadata={"help": "Ray workers (default: one per GPU, or per core)", "low": 1}
+    )
 
     def __post_init__(self) -> None:
-        check_types(type(self), vars(self))
+        check_fields(type(self), vars(self))
         if self.backend not in BACKENDS:
             raise unknown("backend", self.backend, BACKENDS)
-        for name in ("processes", "cohort", "branches", "ray_workers"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise CoterieError(f"{name.replace('_', ' ')} must be at least 1, not {value}")
 
 
 class BackendChoice(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.metric_scale import MetricScale
-from coterie.core.typed import check_types
+from coterie.core.typed import check_fields
 from coterie.federation.history import Ended, Round, Summary
 
 MEASURED = ("pre", "post", "global")  # points that are measured during the rounds
@@ -42,18 +42,19 @@ class Ending:
     )
     patience: int | None = field(
         default=None,
-        metadata={"help": "end after this many measured rounds without a better validation score; needs --validation"},
+        metadata={
+            "help": "end after this many measured rounds without a better validation score; needs --validation",
+            "low": 1,
+        },
     )
     max_time: str | float | None = field(
         default=None, metadata={"help": "end after this time, such as 2h, 90m or 1h30m; `coterie resume` continues"}
     )
 
     def __post_init__(self) -> None:
-        check_types(type(self), vars(self))
+        check_fields(type(self), vars(self))
         if self.until is not None:
             parsed(self.until)
-        if self.patience is not None and self.patience < 1:
-            raise CoterieError(f"patience must be at least 1, got {self.patience}")
         if self.max_time is not None:
             seconds(self.max_time)
 

@@ -44,7 +44,7 @@ def meet(server: object, newcomers: Backend, settings: Settings) -> Round:
         shared = newcomers.score_global(server, split)
         if shared is not None:
             scores["new_global", split] = shared
-    turn = Turn(settings.rounds, settings.rate(settings.rounds - 1))
+    turn = Turn(settings.rounds, method.train.rates.over_rounds(settings.rounds - 1, settings.rounds))
     returned = newcomers.begin(everyone, downs, turn)
 
     def measure(after: object) -> Measurements:

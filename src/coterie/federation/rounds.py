@@ -82,11 +82,12 @@ def federate(
             record = replace(record, scores=tree.fetched(as_downloaded(server, backend)))
         note(record)
         between(server, history)
-    settings = replace(settings, rounds=history.ended.round)
+    last, rates = history.ended.round, method.train.rates
     if settings.full_last_round and settings.join_ratio < 1:
-        note(last_training(server, backend, settings, max_left_out))
+        turn = Turn(last, rates.over_rounds(last, settings.rounds))
+        note(last_training(server, backend, turn, max_left_out))
     if method.finishes:
-        note(finish(server, backend, settings))
+        note(finish(server, backend, Turn(last, rates.over_rounds(last - 1, settings.rounds))))
     return server, history
 
 
@@ -96,7 +97,7 @@ def play(
     """Run one round: the server's next state, and the record of the round."""
     timer, trained = PhaseTimer(backend.device), dict[Point, Scores]()
     measured = (number + 1) % settings.evaluate_every == 0 or number + 1 == settings.rounds
-    turn = Turn(number, settings.rate(number), measured)
+    turn = Turn(number, backend.method.train.rates.over_rounds(number, settings.rounds), measured)
     count = settings.joining(backend.num_clients, number)
     joined = random.participants(settings.seed, number, backend.num_clients, count)
     with timer.time("send"):
@@ -231,11 +232,10 @@ def as_downloaded(server: Any, backend: Backend) -> dict[Point, Scores]:
     return found
 
 
-def last_training(server: Any, backend: Backend, settings: Settings, max_left_out: float) -> Round:
+def last_training(server: Any, backend: Backend, turn: Turn, max_left_out: float) -> Round:
     """All clients train once more from the final server state, which does not change."""
     everyone, timer = backend.everyone, PhaseTimer(backend.device)
     downs = send(backend.method, server, everyone)
-    turn = Turn(settings.rounds, settings.rate(settings.rounds))
     with timer.time("train"):
         returned = backend.begin(everyone, downs, turn)
 
@@ -248,7 +248,7 @@ def last_training(server: Any, backend: Backend, settings: Settings, max_left_ou
     answers, _, found = settled(returned, turn, max_left_out, lambda answers: server, measure)
     scores = usable(found.trained, answers) | found.scores
     return Round(
-        settings.rounds + 1,
+        turn.round + 1,
         everyone,
         absent(answers),
         scores,
@@ -258,16 +258,15 @@ def last_training(server: Any, backend: Backend, settings: Settings, max_left_ou
     )
 
 
-def finish(server: Any, backend: Backend, settings: Settings) -> Round:
+def finish(server: Any, backend: Backend, turn: Turn) -> Round:
     """Run the method's final step on all clients, and evaluate them."""
     everyone, timer = backend.everyone, PhaseTimer(backend.device)
     downs = send(backend.method, server, everyone)
-    turn = Turn(settings.rounds, settings.rate(settings.rounds - 1))
     with timer.time("finish"):
         backend.finish(everyone, downs, turn)
     with timer.time("evaluate"):
         scores = {("finished", split): backend.score(everyone, downs, split) for split in backend.splits}
-    return Round(settings.rounds, everyone, (), tree.fetched(scores), seconds=timer.seconds, metric=backend.metric)
+    return Round(turn.round, everyone, (), tree.fetched(scores), seconds=timer.seconds, metric=backend.metric)
 
 
 def usable(scores: dict[Point, Scores], answers: Answers) -> dict[Point, Scores]:

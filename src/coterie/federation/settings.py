@@ -1,12 +1,10 @@
-"""The settings of a federation: rounds, participation, learning rates, checkpoints and limits."""
+"""The settings of a federation: rounds, participation, checkpoints and limits."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 from coterie.core import ranges
-from coterie.core.errors import CoterieError
 from coterie.core.explicit import Explicit
 from coterie.core.typed import check_fields
 
@@ -28,10 +26,6 @@ class Settings(Explicit):
     aggregate_last_round: bool = field(
         default=False, metadata={"help": "all clients take part in the last round, and the server takes their updates"}
     )
-    lr_decay: float = field(default=1.0, metadata={"help": "factor on the learning rate per round", "low": 0})
-    lr_steps: tuple[tuple[int, float], ...] = field(
-        default=(), metadata={"help": "factors on the learning rate from given rounds on, such as 50:0.2,75:0.02"}
-    )
     new_clients: float | str = field(
         default=0.0,
         metadata={
@@ -44,18 +38,6 @@ class Settings(Explicit):
         default=1, metadata={"help": "rounds between evaluations; the last round is always evaluated", "low": 1}
     )
     seed: int = field(default=0, metadata={"help": "seed of all randomness", "low": 0, "below": MAX_SEED})
-
-    def __post_init__(self) -> None:
-        for start, factor in self.lr_steps:
-            if not 0 <= factor < math.inf:
-                raise CoterieError(
-                    f"the learning rate's factor from round {start} on must be at least 0 and finite, got {factor}"
-                )
-
-    def rate(self, round: int) -> float:
-        """Factor on the learning rate in round 0, 1, ..."""
-        steps = [factor for start, factor in sorted(self.lr_steps) if round >= start]
-        return self.lr_decay**round * (steps[-1] if steps else 1.0)
 
     def joining(self, num_clients: int, round: int | None = None) -> int:
         """The number of participants in round 0, 1, ..., or in an ordinary round."""

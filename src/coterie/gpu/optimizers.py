@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from coterie.core import ops
-from coterie.core.errors import CoterieError
 from coterie.gpu.registration import Operation, in_front
 
 LEADING = 6  # inputs before the tensors
@@ -19,15 +18,16 @@ def _kernel(
 ) -> list[Tensor]:
     """A step of `count` weights of any shape; with momentum, their velocities follow them.
 
-    rate (): factor on lr. active (c,): False where nothing changes; None: all change.
-    tensors: weights, gradients and, unless they are zero, velocities; each with the client axis in front if active has.
+    rate (), or (c,) if it differs between clients: factor on lr. active (c,): False where nothing changes; None: all
+    change. tensors: weights, gradients and, unless they are zero, velocities; each with the client axis in front if
+    active or rate has.
     """
     from coterie.gpu.kernels import optimizers
 
     rows = None if active is None else active.contiguous()
-    if active is not None or not alike(tensors, count):
+    if active is not None or rate.ndim or not alike(tensors, count):
         tensors = [t.contiguous() for t in tensors]
-    moved, velocities = optimizers.descend(*grouped(tensors, count), rate, rows, lr, decay, momentum)
+    moved, velocities = optimizers.descend(*grouped(tensors, count), rate.contiguous(), rows, lr, decay, momentum)
     return [*moved, *velocities]
 
 
@@ -35,7 +35,10 @@ def _reference(
     rate: Tensor, active: Tensor | None, lr: float, decay: float, momentum: float, count: int, tensors: list[Tensor]
 ) -> list[Tensor]:
     weights, gradients, velocities = grouped(tensors, count)
-    moved, speeds = ops.Plain().sgd_step(weights, gradients, velocities, rate, None, lr, decay, momentum)
+    plain, moved, speeds = ops.Plain().sgd_step, list[Tensor](), list[Tensor]()
+    for at, (w, g) in enumerate(zip(weights, gradients, strict=True)):
+        made = plain([w], [g], velocities[at : at + 1], per_client(rate, w), None, lr, decay, momentum)
+        moved, speeds = moved + made[0], speeds + made[1]
     if active is None:
         return [*moved, *speeds]
     before = [*weights, *(velocities or [torch.zeros_like(t) for t in speeds])]
@@ -66,8 +69,8 @@ def _vmap(
     function: Any, info: Any, dims: tuple[Any, ...], rate: Tensor, active: Tensor | None, *inputs: Any
 ) -> tuple[Any, Any]:
     """Before the first vmap there is no client axis: the step is elementwise."""
-    if dims[0] is not None:
-        raise CoterieError("the factor on the learning rate must be the same for all clients of a round")
+    if rate.ndim or dims[0] is not None:
+        rate = in_front(rate, dims[0], info.batch_size)
     each = None if active is None else in_front(active, dims[1], info.batch_size)
     scalars, tensors = inputs[: LEADING - 2], inputs[LEADING - 2 :]
     rows = (in_front(t, dim, info.batch_size) for t, dim in zip(tensors, dims[LEADING:], strict=True))

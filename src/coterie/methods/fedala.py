@@ -92,7 +92,9 @@ class FedALA(Method[Server, State, Down, Up]):
     def learned(self, model: Model, state: State, down: Down, data: Data) -> Tree:
         """W after `first_epochs` in the client's second round, one epoch later, and none in its first."""
         part, _ = replace(data, key=random.fold(data.key, random.EXPLORE)).split(self.mixing_share)
-        descent = self.train.plain().but(lr=self.mixing_lr, local_epochs=self.first_epochs, drop_last=False)
+        descent = self.train.plain().but(
+            lr=self.mixing_lr, schedule="constant", local_epochs=self.first_epochs, drop_last=False
+        )
         head_only = all(name.startswith("head.") for name in state.upper)  # then features do not change
         if head_only:
             part = part.of(features(model, down.weights.encoder, part))

@@ -41,7 +41,7 @@ class Up(NamedTuple):
 
 @dataclass(frozen=True)
 class FedAlt(Method[Server, State, Down, Up]):
-    personal: str = field(default="head", metadata={"help": f"{sharing.HELP}; none: nothing"})
+    personal: str = sharing.kept("head")
     personal_epochs: int = field(
         default=1, metadata={"help": "epochs of the personal part, which is trained before the shared one", "low": 0}
     )
@@ -51,15 +51,16 @@ class FedAlt(Method[Server, State, Down, Up]):
     suits: ClassVar[tuple[str, ...]] = ("label shift", "feature shift")
     results: ClassVar[dict[str, str]] = {"FedAlt": "pre"}
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
+    needs_head: ClassVar[bool] = True
 
     def server_init(self, model: Model, census: Census) -> Server:
-        return Server(self.parts(model).shared)
+        return Server(sharing.parts(self.personal, model).shared)
 
     def server_send(self, server: Server, client: Tensor) -> Down:
         return Down(server.shared)
 
     def client_init(self, model: Model, data: Data, welcome: Tree) -> State:
-        shared, personal = self.parts(model)
+        shared, personal = sharing.parts(self.personal, model)
         return State(personal, self.train.start(personal), self.train.start(shared))
 
     def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
@@ -80,6 +81,3 @@ class FedAlt(Method[Server, State, Down, Up]):
 
     def client_predict(self, model: Model, state: State, down: Down, x: Tensor) -> Tensor:
         return model(sharing.join(down.shared, state.personal), x)
-
-    def parts(self, model: Model) -> sharing.Shares:
-        return sharing.split(model.start, sharing.personal_names(self.personal, model))

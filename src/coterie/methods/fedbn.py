@@ -1,7 +1,8 @@
 """FedAvg in which clients keep their normalization layers: their weights and running statistics do not travel.
 
 Li, Jiang, Zhang, Kamp, Dou: FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021.
-The paper keeps BatchNorm; GroupNorm, LayerNorm and RMSNorm are kept too. There is no global model.
+The paper keeps BatchNorm; GroupNorm, LayerNorm and RMSNorm are kept too. `personal` names some of these
+layers, or others. There is no global model.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Server(NamedTuple):
 
 
 class State(NamedTuple):
-    norms: Weights
+    personal: Weights
     momentum: Tree
 
 
@@ -40,6 +41,8 @@ class Up(NamedTuple):
 
 @dataclass(frozen=True)
 class FedBN(Method[Server, State, Down, Up]):
+    personal: str = sharing.kept("norm")
+
     title: ClassVar[str] = "FedBN"
     family: ClassVar[str] = "personal layers"
     suits: ClassVar[tuple[str, ...]] = ("feature shift",)
@@ -48,27 +51,26 @@ class FedBN(Method[Server, State, Down, Up]):
     needs_norm: ClassVar[bool] = True
 
     def server_init(self, model: Model, census: Census) -> Server:
-        return Server(sharing.split(model.start, sharing.norm_names(model)).shared)
+        return Server(sharing.parts(self.personal, model).shared)
 
     def server_send(self, server: Server, client: Tensor) -> Down:
         return Down(server.shared)
 
     def client_init(self, model: Model, data: Data, welcome: Tree) -> State:
-        own = sharing.split(model.start, sharing.norm_names(model)).personal
-        return State(own, self.train.start(model.start))
+        return State(sharing.parts(self.personal, model).personal, self.train.start(model.start))
 
     def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
         weights, momentum = self.train(
-            sharing.join(down.shared, state.norms),
+            sharing.join(down.shared, state.personal),
             lambda w, batch: model.loss(model(w, batch.x), batch),
             data,
             state.momentum,
         )
-        shared, norms = sharing.split(weights, sharing.norm_names(model))
-        return State(norms, momentum), Up(shared, data.samples)
+        shared, personal = sharing.parts(self.personal, model, weights)
+        return State(personal, momentum), Up(shared, data.samples)
 
     def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
         return Server(average(ups.shared, ups.samples))
 
     def client_predict(self, model: Model, state: State, down: Down, x: Tensor) -> Tensor:
-        return model(sharing.join(down.shared, state.norms), x)
+        return model(sharing.join(down.shared, state.personal), x)

@@ -19,6 +19,7 @@ from coterie.core.batch import Data
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
 from coterie.core.protections import ALLOWED, Protections, refused
+from coterie.core.schedules import RateSchedule
 from coterie.core.tree import Tree
 
 
@@ -54,6 +55,9 @@ class FedNova(Method[Server, State, Down, Up]):
     }
     personal_is_global: ClassVar[bool] = True
     needs_sgd: ClassVar[str] = "its effective steps are those of SGD with momentum"
+
+    def refuses(self, rates: RateSchedule) -> str:
+        return "its effective steps assume one rate for all local steps" * rates.local.varies
 
     def server_init(self, model: Model, census: Census) -> Server:
         return Server(model.start, model.mean.new_tensor(census.samples.tolist()))

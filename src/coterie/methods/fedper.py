@@ -1,7 +1,8 @@
 """Clients share the encoder and keep personal heads; both are trained together.
 
 Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with Personalization Layers, arXiv 2019 (1912.00818).
-Without `keep_head`, trained heads are discarded after every round, as FedCRC's comparison seems to have done.
+Without `keep_head`, trained heads are discarded after every round, as FedCRC's comparison seems to have done. With
+another part of the network as `personal`, that part takes the head's place.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
+from coterie.core import sharing
 from coterie.core.batch import Data
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
@@ -20,27 +22,28 @@ from coterie.core.tree import Tree, average
 
 
 class Server(NamedTuple):
-    encoder: Tree
-    head: Tree  # mean of the heads, for the global model only
+    shared: Weights
+    personal: Weights  # mean of the heads, for the global model only
 
 
 class State(NamedTuple):
-    head: Tree
+    personal: Weights
     momentum: Tree
 
 
 class Down(NamedTuple):
-    encoder: Tree
+    shared: Weights
 
 
 class Up(NamedTuple):
-    encoder: Tree
-    head: Tree  # empty unless heads are averaged
+    shared: Weights
+    personal: Weights  # empty unless heads are averaged
     samples: Samples  # () n_i
 
 
 @dataclass(frozen=True)
 class FedPer(Method[Server, State, Down, Up]):
+    personal: str = sharing.kept("head")
     keep_head: bool = field(default=True, metadata={"help": "keep trained heads; otherwise they are reset every round"})
     average_heads: bool = field(default=False, metadata={"help": "also send heads, to evaluate a global model"})
 
@@ -52,30 +55,31 @@ class FedPer(Method[Server, State, Down, Up]):
     needs_head: ClassVar[bool] = True
 
     def server_init(self, model: Model, census: Census) -> Server:
-        return Server(*model.start)
+        return Server(*sharing.parts(self.personal, model))
 
     def server_send(self, server: Server, client: Tensor) -> Down:
-        return Down(server.encoder)
+        return Down(server.shared)
 
     def client_init(self, model: Model, data: Data, welcome: Tree) -> State:
-        return State(model.start.head, self.train.start(model.start))
+        return State(sharing.parts(self.personal, model).personal, self.train.start(model.start))
 
     def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
-        (encoder, head), momentum = self.train(
-            Weights(down.encoder, state.head),
+        weights, momentum = self.train(
+            sharing.join(down.shared, state.personal),
             lambda w, batch: model.loss(model(w, batch.x), batch),
             data,
             state.momentum,
         )
-        kept = head if self.keep_head else model.start.head
-        return State(kept, momentum), Up(encoder, head if self.average_heads else {}, data.samples)
+        shared, trained = sharing.parts(self.personal, model, weights)
+        kept = trained if self.keep_head else sharing.parts(self.personal, model).personal
+        return State(kept, momentum), Up(shared, trained if self.average_heads else sharing.NOTHING, data.samples)
 
     def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
-        head = average(ups.head, ups.samples) if self.average_heads else server.head
-        return Server(average(ups.encoder, ups.samples), head)
+        personal = average(ups.personal, ups.samples) if self.average_heads else server.personal
+        return Server(average(ups.shared, ups.samples), personal)
 
     def client_predict(self, model: Model, state: State, down: Down, x: Tensor) -> Tensor:
-        return model(Weights(down.encoder, state.head), x)
+        return model(sharing.join(down.shared, state.personal), x)
 
     def server_predict(self, model: Model, server: Server, x: Tensor) -> Tensor | None:
-        return model(Weights(*server), x) if self.average_heads else None
+        return model(sharing.join(*server), x) if self.average_heads else None

@@ -2,7 +2,8 @@
 
 Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for Personalized Federated Learning,
 ICML 2021. By default the head trains for one epoch and the encoder for the local epochs of a round; the paper uses 10
-and 1, and so do the recipes of FedPAC's tables.
+and 1, and so do the recipes of FedPAC's tables. With another part of the network as `personal`, that part takes the
+head's place, and the rest the encoder's.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
+from coterie.core import sharing
 from coterie.core.batch import Batch, Data
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
@@ -21,28 +23,29 @@ from coterie.core.tree import Tree, average
 
 
 class Server(NamedTuple):
-    encoder: Tree
-    head: Tree  # mean of the heads, for the global model only
+    shared: Weights
+    personal: Weights  # mean of the heads, for the global model only
 
 
 class State(NamedTuple):
-    head: Tree
-    head_momentum: Tree
-    encoder_momentum: Tree
+    personal: Weights
+    personal_momentum: Tree
+    shared_momentum: Tree
 
 
 class Down(NamedTuple):
-    encoder: Tree
+    shared: Weights
 
 
 class Up(NamedTuple):
-    encoder: Tree
-    head: Tree  # empty unless heads are averaged
+    shared: Weights
+    personal: Weights  # empty unless heads are averaged
     samples: Samples  # () n_i
 
 
 @dataclass(frozen=True)
 class FedRep(Method[Server, State, Down, Up]):
+    personal: str = sharing.kept("head")
     head_epochs: int = field(
         default=1, metadata={"help": "epochs of the head, which is trained before the encoder (τ)", "low": 0}
     )
@@ -59,35 +62,36 @@ class FedRep(Method[Server, State, Down, Up]):
     needs_head: ClassVar[bool] = True
 
     def server_init(self, model: Model, census: Census) -> Server:
-        return Server(*model.start)
+        return Server(*sharing.parts(self.personal, model))
 
     def server_send(self, server: Server, client: Tensor) -> Down:
-        return Down(server.encoder)
+        return Down(server.shared)
 
     def client_init(self, model: Model, data: Data, welcome: Tree) -> State:
-        start = model.start
-        return State(start.head, self.train.start(start.head), self.train.start(start.encoder))
+        shared, personal = sharing.parts(self.personal, model)
+        return State(personal, self.train.start(personal), self.train.start(shared))
 
     def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
-        def loss(encoder: Tree, head: Tree, batch: Batch) -> Tensor:
-            return model.loss(model(Weights(encoder, head), batch.x), batch)
+        def loss(shared: Weights, personal: Weights, batch: Batch) -> Tensor:
+            return model.loss(model(sharing.join(shared, personal), batch.x), batch)
 
-        head, head_momentum = self.train.but(local_epochs=self.head_epochs)(
-            state.head, lambda head, batch: loss(down.encoder, head, batch), data, state.head_momentum
+        head_epochs = self.head_epochs if any(state.personal) else 0
+        personal, personal_momentum = self.train.but(local_epochs=head_epochs)(
+            state.personal, lambda own, batch: loss(down.shared, own, batch), data, state.personal_momentum
         )
         epochs = self.train.local_epochs if self.encoder_epochs is None else self.encoder_epochs
-        encoder, encoder_momentum = self.train.but(local_epochs=epochs)(
-            down.encoder, lambda encoder, batch: loss(encoder, head, batch), data, state.encoder_momentum
+        shared, shared_momentum = self.train.but(local_epochs=epochs)(
+            down.shared, lambda shared, batch: loss(shared, personal, batch), data, state.shared_momentum
         )
-        up = Up(encoder, head if self.average_heads else {}, data.samples)
-        return State(head, head_momentum, encoder_momentum), up
+        up = Up(shared, personal if self.average_heads else sharing.NOTHING, data.samples)
+        return State(personal, personal_momentum, shared_momentum), up
 
     def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
-        head = average(ups.head, ups.samples) if self.average_heads else server.head
-        return Server(average(ups.encoder, ups.samples), head)
+        personal = average(ups.personal, ups.samples) if self.average_heads else server.personal
+        return Server(average(ups.shared, ups.samples), personal)
 
     def client_predict(self, model: Model, state: State, down: Down, x: Tensor) -> Tensor:
-        return model(Weights(down.encoder, state.head), x)
+        return model(sharing.join(down.shared, state.personal), x)
 
     def server_predict(self, model: Model, server: Server, x: Tensor) -> Tensor | None:
-        return model(Weights(*server), x) if self.average_heads else None
+        return model(sharing.join(*server), x) if self.average_heads else None

@@ -5,7 +5,7 @@ Pillutla, Malik, Mohamed, Rabbat, Sanjabi, Xiao: Federated Learning with Partial
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from torch import Tensor
@@ -39,23 +39,23 @@ class Up(NamedTuple):
 
 @dataclass(frozen=True)
 class FedSim(Method[Server, State, Down, Up]):
-    personal: str = field(default="head", metadata={"help": f"{sharing.HELP}; none: nothing"})
+    personal: str = sharing.kept("head")
 
     title: ClassVar[str] = "FedSim"
     family: ClassVar[str] = "personal layers"
     suits: ClassVar[tuple[str, ...]] = ("label shift", "feature shift")
     results: ClassVar[dict[str, str]] = {"FedSim": "pre"}
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
+    needs_head: ClassVar[bool] = True
 
     def server_init(self, model: Model, census: Census) -> Server:
-        return Server(sharing.split(model.start, sharing.personal_names(self.personal, model)).shared)
+        return Server(sharing.parts(self.personal, model).shared)
 
     def server_send(self, server: Server, client: Tensor) -> Down:
         return Down(server.shared)
 
     def client_init(self, model: Model, data: Data, welcome: Tree) -> State:
-        own = sharing.split(model.start, sharing.personal_names(self.personal, model)).personal
-        return State(own, self.train.start(model.start))
+        return State(sharing.parts(self.personal, model).personal, self.train.start(model.start))
 
     def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
         weights, momentum = self.train(
@@ -64,7 +64,7 @@ class FedSim(Method[Server, State, Down, Up]):
             data,
             state.momentum,
         )
-        shared, personal = sharing.split(weights, sharing.personal_names(self.personal, model))
+        shared, personal = sharing.parts(self.personal, model, weights)
         return State(personal, momentum), Up(shared, data.samples)
 
     def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:

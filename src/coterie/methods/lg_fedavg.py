@@ -3,7 +3,8 @@
 Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency: Think Locally, Act Globally: Federated Learning
 with Local and Global Representations, arXiv 2020 (2001.01523).
 As in FedPAC's comparison, training starts from scratch (the authors: from a model trained by FedAvg), and heads are
-averaged by samples (the authors: uniformly).
+averaged by samples (the authors: uniformly). The authors keep the first layers and share the others: name those that
+stay in `personal`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
+from coterie.core import sharing
 from coterie.core.batch import Data
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
@@ -22,25 +24,27 @@ from coterie.core.tree import Tree, average
 
 
 class Server(NamedTuple):
-    head: Tree
+    shared: Weights
 
 
 class State(NamedTuple):
-    encoder: Tree
-    momentum: Tree  # of encoder and head
+    personal: Weights
+    momentum: Tree  # of both parts
 
 
 class Down(NamedTuple):
-    head: Tree
+    shared: Weights
 
 
 class Up(NamedTuple):
-    head: Tree
+    shared: Weights
     samples: Samples  # () n_i
 
 
 @dataclass(frozen=True)
 class LGFedAvg(Method[Server, State, Down, Up]):
+    personal: str = sharing.kept("encoder")
+
     title: ClassVar[str] = "LG-FedAvg"
     family: ClassVar[str] = "personal layers"
     suits: ClassVar[tuple[str, ...]] = ("feature shift",)
@@ -49,25 +53,26 @@ class LGFedAvg(Method[Server, State, Down, Up]):
     needs_head: ClassVar[bool] = True
 
     def server_init(self, model: Model, census: Census) -> Server:
-        return Server(model.start.head)
+        return Server(sharing.parts(self.personal, model).shared)
 
     def server_send(self, server: Server, client: Tensor) -> Down:
-        return Down(server.head)
+        return Down(server.shared)
 
     def client_init(self, model: Model, data: Data, welcome: Tree) -> State:
-        return State(model.start.encoder, self.train.start(model.start))
+        return State(sharing.parts(self.personal, model).personal, self.train.start(model.start))
 
     def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
-        (encoder, head), momentum = self.train(
-            Weights(state.encoder, down.head),
+        weights, momentum = self.train(
+            sharing.join(down.shared, state.personal),
             lambda w, batch: model.loss(model(w, batch.x), batch),
             data,
             state.momentum,
         )
-        return State(encoder, momentum), Up(head, data.samples)
+        shared, personal = sharing.parts(self.personal, model, weights)
+        return State(personal, momentum), Up(shared, data.samples)
 
     def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
-        return Server(average(ups.head, ups.samples))
+        return Server(average(ups.shared, ups.samples))
 
     def client_predict(self, model: Model, state: State, down: Down, x: Tensor) -> Tensor:
-        return model(Weights(state.encoder, down.head), x)
+        return model(sharing.join(down.shared, state.personal), x)

@@ -6,9 +6,10 @@ covariance for all) and its class shares, then mixes global and local Gaussians 
 it by L-BFGS on the loss of two-fold cross-validation; here it is the best of evenly spaced candidates, so that all
 clients do the same work. A class of one sample is left out there; if all are, β is 0. Features come from a pass after
 training, and a class without samples has the global mean. As in the authors' code, the identity is added to local
-covariances: small ones would give steep classifiers, and training would diverge. After the last round, each client fits
-its Gaussians again under the final encoder, as in the authors' evaluation (`finished`); until then it has those of its
-last training.
+covariances: small ones would give steep classifiers, and training would diverge. The first global means are uniform on
+[0, 1), also as there: negative ones cannot be reached behind a ReLU, and training would switch its units off. After the
+last round, each client fits its Gaussians again under the final encoder, as in the authors' evaluation (`finished`);
+until then it has those of its last training.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from coterie.core import random, tree
 from coterie.core.batch import Data, features
-from coterie.core.init import generator, normal
+from coterie.core.init import generator, uniform
 from coterie.core.losses import cross_entropy
 from coterie.core.method import Census, Method
 from coterie.core.model import Model
@@ -84,7 +85,7 @@ class pFedFDA(Method[Server, State, Down, Up]):
     needs_encoder: ClassVar[bool] = True
 
     def server_init(self, model: Model, census: Census) -> Server:
-        means = normal(generator(model), (model.classes, model.dim), model.mean)
+        means = uniform(generator(model), (model.classes, model.dim), model.mean)
         return Server(model.start.encoder, Gaussians(means, identity(means)))
 
     def server_send(self, server: Server, client: Tensor) -> Down:

@@ -85,7 +85,7 @@ class pFedMe(Method[Server, State, Down, Up]):
 
         def step(models: tuple[Weights, Weights], batch: Batch) -> tuple[Weights, Weights]:
             personal, local = solve(*models, batch), models[1]
-            moved = tree.blend(personal, local, outer)  # w - ηλ (w - θ)
+            moved = tree.blend(personal, local, batch.paced(outer))  # w - ηλ (w - θ)
             return personal, moved if batch.active is None else tree.where(batch.active, moved, local)
 
         personal, local = fold((down.weights, down.weights), ((step, run) for run in self.train.runs(data)))

@@ -23,6 +23,7 @@ from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
 from coterie.core.protections import OWN_ROWS, Protections, refused
 from coterie.core.ranges import Range, Samples
+from coterie.core.schedules import RateSchedule
 from coterie.core.tree import Tree
 
 SMALLEST = 1e-10  # loss
@@ -67,6 +68,10 @@ class qFedAvg(Method[Server, State, Down, Up]):
     }
     personal_is_global: ClassVar[bool] = True
     needs_sgd: ClassVar[str] = "its step size comes from gradients, estimated from the distance that a model moved"
+
+    def refuses(self, rates: RateSchedule) -> str:
+        varies = self.lipschitz is None and (rates.rounds.varies or rates.local.varies)
+        return "its server assumes a smoothness of 1 / lr, which then changes; set --lipschitz" * varies
 
     def server_init(self, model: Model, census: Census) -> Server:
         return Server(model.start)

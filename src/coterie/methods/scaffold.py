@@ -22,6 +22,7 @@ from coterie.core.losses import inner_product
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
 from coterie.core.protections import ALLOWED, Protections
+from coterie.core.schedules import RateSchedule
 from coterie.core.tree import Tree
 
 
@@ -58,6 +59,9 @@ class SCAFFOLD(Method[Server, State, Down, Up]):
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}
     personal_is_global: ClassVar[bool] = True
     needs_sgd: ClassVar[str] = "its controls are gradients, estimated from the distance that a model moved"
+
+    def refuses(self, rates: RateSchedule) -> str:
+        return "its controls divide by the number of local steps and one rate for all of them" * rates.local.varies
 
     def server_init(self, model: Model, census: Census) -> Server:
         control = tree.apply(torch.zeros_like, tree.trained(model.start))

@@ -24,6 +24,7 @@ from coterie.models.network import Network, Shape
 from coterie.models.resnet import resnet18, resnet18_gn
 from coterie.models.series import check_tokens, cnn1d, lstm
 from coterie.models.tabular import linear, mlp
+from coterie.models.unet import unet
 
 __all__ = ["MODELS", "Network", "build", "build_model", "make_network"]
 
@@ -41,6 +42,7 @@ MODELS: dict[str, Callable[..., Network]] = {
     "resnet18": resnet18,
     "resnet18-gn": resnet18_gn,
     "transformer": transformer,
+    "unet": unet,
     "vit-tiny": vit_tiny,
 }
 PER_TOKEN = ("lstm", "transformer")  # that have an output for every token, for the task next-token

@@ -120,7 +120,7 @@ def learn(run: Run, clients: LocalBackend) -> tuple[Any, Round, Chance | None]:
     downs = tree.apply(lambda t: t[None], down)
     before = tree.fetched(clients.score(alone, downs, "test"))
     start = chance(run, clients, down) if run.classes else None
-    turn = Turn(settings.rounds, settings.rate(settings.rounds - 1))
+    turn = Turn(settings.rounds, method.train.rates.over_rounds(settings.rounds - 1, settings.rounds))
     if method.finishes:
         clients.finish(alone, downs, turn)
         if not bool(tree.finite(clients.states.take(alone), 1)):

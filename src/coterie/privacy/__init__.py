@@ -14,7 +14,7 @@ from coterie.core import random
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.method import Method
 from coterie.core.model import Model
-from coterie.core.typed import check_types
+from coterie.core.typed import check_fields
 from coterie.privacy.accountant import ACCOUNTANTS, Spent, best_accountant, describe, epsilon
 from coterie.privacy.client_noise import ClientNoise
 from coterie.privacy.noise import Noise, ReproducibleNoise, SecretNoise
@@ -48,29 +48,40 @@ class Protection:
         default=None, metadata={"help": f"robust aggregation of client updates: {', '.join(ROBUST)}"}
     )
     robust_norm: float | None = field(
-        default=None, metadata={"help": "largest norm of an update, for clip (default: the median of all clients)"}
+        default=None,
+        metadata={"help": "largest norm of an update, for clip (default: the median of all clients)", "above": 0},
     )
     robust_share: float = field(
         default=0.2,
-        metadata={"help": "share of clients winsorized at either end (trimmed), or that may lie (krum, bulyan)"},
+        metadata={
+            "help": "share of clients winsorized at either end (trimmed), or that may lie (krum, bulyan)",
+            "above": 0,
+            "below": 0.5,
+        },
     )
     dp: str | None = field(default=None, metadata={"help": "differential privacy at the level of a client or a sample"})
-    dp_clip: float = field(default=1.0, metadata={"help": "largest norm of an update, or of a sample's gradient (C)"})
-    dp_noise: float = field(default=1.0, metadata={"help": "standard deviation of the noise, in units of dp-clip (z)"})
-    dp_delta: float = field(default=1e-5, metadata={"help": "probability that the guarantee may fail (δ)"})
+    dp_clip: float = field(
+        default=1.0, metadata={"help": "largest norm of an update, or of a sample's gradient (C)", "above": 0}
+    )
+    dp_noise: float = field(
+        default=1.0, metadata={"help": "standard deviation of the noise, in units of dp-clip (z)", "above": 0}
+    )
+    dp_delta: float = field(
+        default=1e-5, metadata={"help": "probability that the guarantee may fail (δ)", "above": 0, "below": 1}
+    )
     dp_accountant: str | None = field(
         default=None,
         metadata={"help": "accountant of ε: pld (tighter, needs coterie[dp]; default if installed) or renyi"},
     )
     dp_statistics: float | None = field(
-        default=None, metadata={"help": "noise on class statistics, in units of one sample's contribution"}
+        default=None, metadata={"help": "noise on class statistics, in units of one sample's contribution", "above": 0}
     )
     dp_statistics_clip: float = field(
-        default=10.0, metadata={"help": "largest norm of the features in class statistics"}
+        default=10.0, metadata={"help": "largest norm of the features in class statistics", "above": 0}
     )
 
     def __post_init__(self) -> None:
-        check_types(type(self), vars(self))
+        check_fields(type(self), vars(self))
         if self.robust is not None and self.robust not in ROBUST:
             raise unknown("robust aggregation", self.robust, ROBUST)
         if self.dp is not None and self.dp not in LEVELS:
@@ -79,14 +90,6 @@ class Protection:
             object.__setattr__(self, "dp_accountant", best_accountant())  # recorded, so that a resumed run keeps it
         if self.dp_accountant not in (None, *ACCOUNTANTS):
             raise unknown("dp-accountant", self.dp_accountant, ACCOUNTANTS)
-        for name in ("robust_norm", "dp_clip", "dp_noise", "dp_statistics", "dp_statistics_clip"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise CoterieError(f"{name.replace('_', '-')} must be positive, got {value}")
-        if not 0 < self.robust_share < 0.5:
-            raise CoterieError(f"robust-share must be above 0 and below 0.5, got {self.robust_share}")
-        if not 0 < self.dp_delta < 1:
-            raise CoterieError(f"dp-delta must be above 0 and below 1, got {self.dp_delta}")
         if self.robust and self.dp == "client":
             raise CoterieError(
                 "--robust and --dp client cannot be combined: one client's update would change the updates of "

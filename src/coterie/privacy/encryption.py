@@ -21,7 +21,7 @@ from coterie.core.errors import CoterieError, unknown
 from coterie.core.method import Census
 from coterie.core.model import Model
 from coterie.core.tree import Tree
-from coterie.core.typed import check_types
+from coterie.core.typed import check_fields
 from coterie.core.wrapper import Around
 from coterie.privacy import ckks
 from coterie.privacy.examine import AnyMethod, WeightParts, examine
@@ -198,7 +198,7 @@ class Encryption:
     )
 
     def __post_init__(self) -> None:
-        check_types(type(self), vars(self))
+        check_fields(type(self), vars(self))
         if self.encrypt not in (None, *SCHEMES):
             raise unknown("encryption", self.encrypt, SCHEMES)
         if self.keys and not self.encrypt:

@@ -90,6 +90,8 @@ class PrivateSgd(LocalTraining):
             batch = batch._replace(
                 real=drawn, expected=expected, key=random.fold(data.key, random.DROPOUT, epoch, step), noise_key=noise
             )
+            if self.rates.local.varies:
+                batch = batch._replace(pace=self.pace(torch.full_like(first, step), epoch, data))
             yield Epoch(batch, len(first), 1, 0)
 
     def gradient(

@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from coterie.core.errors import CoterieError
+from coterie.core.schedules import read_schedule
 from coterie.federation.ending import Ending
 from coterie.federation.history import Ended, History, Round
 from coterie.federation.settings import Settings
@@ -57,6 +58,12 @@ def unfinished(folder: Folder, settings: Settings, ending: Ending, elsewhere: bo
         raise CoterieError(f"the devices agreed on {planned} rounds; a federation of devices cannot be extended")
     if settings.aggregate_last_round and planned != settings.rounds:
         raise CoterieError(f"all clients took part in round {planned}, the last one; such a run cannot be extended")
+    schedule = folder.before["method"]["train"].get("schedule", "constant")
+    if planned != settings.rounds and read_schedule(schedule).rounds.spans:
+        raise CoterieError(
+            f"the learning rates of --schedule {schedule} depend on the number of rounds, {planned}; such a run cannot "
+            "be extended"
+        )
     return remains(folder.path, settings.rounds, ending)
 
 

@@ -133,6 +133,11 @@ def train(
     """
     method, settings, safety = task.chosen(candidate)
     settings, start = replace(settings, seed=job.seed, rounds=job.rounds), time.monotonic()
+    if job.rounds != task.rounds and method.train.rates.rounds.spans:
+        raise CoterieError(
+            f"the learning rates of --schedule {method.train.schedule} depend on the number of rounds, so candidates "
+            "cannot train a part of them; use --search grid, random or tpe"
+        )
     clients = place(method, task.network(job.seed), task.data, job.seed, task.how)
     clients.largest = safety.max_magnitude
     checkpoints = Checkpoints(checkpoint, clients, config(clients, settings, task), safety.checkpoint_every)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from coterie.core.data import Column
 from coterie.core.errors import CoterieError, unknown
-from coterie.core.typed import check_types
+from coterie.core.typed import check_fields
 
 Array = NDArray[Any]
 
@@ -78,22 +78,19 @@ class Reading:
     resize: int | None = field(
         default=None,
         metadata={
-            "help": "pixels of a side of the images: the shorter side is resized to it, then the center is cropped"
+            "help": "pixels of a side of the images: the shorter side is resized to it, then the center is cropped",
+            "low": 1,
         },
     )
-    test_share: float = field(default=0.25, metadata={"help": "share to test with, if your data have no test split"})
-    split_seed: int = field(default=0, metadata={"help": "seed of this split of your samples"})
+    test_share: float = field(
+        default=0.25, metadata={"help": "share to test with, if your data have no test split", "above": 0, "below": 1}
+    )
+    split_seed: int = field(default=0, metadata={"help": "seed of this split of your samples", "low": 0})
 
     def __post_init__(self) -> None:
-        check_types(type(self), vars(self))
+        check_fields(type(self), vars(self))
 
     def check(self) -> None:
-        if not 0 < self.test_share < 1:
-            raise CoterieError(f"test_share must be above 0 and less than 1, got {self.test_share}")
-        if self.split_seed < 0:
-            raise CoterieError(f"split_seed must be at least 0, got {self.split_seed}")
-        if self.resize is not None and self.resize < 1:
-            raise CoterieError(f"resize must be at least 1, got {self.resize}")
         if self.input not in INPUTS:
             raise unknown("input", self.input, INPUTS)
         if self.missing not in FILLS:

@@ -25,7 +25,8 @@ def descend(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Weights after an SGD step and, with momentum, their velocities. velocities: empty for zero.
 
-    active (c,): which clients take the step, where all tensors have the client axis c in front.
+    rate (): factor on lr, or (c,) for each client. active (c,): which clients take the step. With either, all tensors
+    have the client axis c in front.
     """
     moved = [torch.empty_like(t) for t in slopes]
     speeds = [torch.empty_like(t) for t in slopes] if momentum else []
@@ -34,16 +35,17 @@ def descend(
         counts = tuple(t.numel() for t in tensors[1])
         _descend[(sum(triton.cdiv(count, TILE) for count in counts),)](
             *tensors, counts, rate, rate if active is None else active.view(torch.uint8),
-            1 if active is None else active.numel(), lr, decay, momentum, bool(velocities), active is not None, TILE,
+            1 if active is None else active.numel(), rate.numel(), lr, decay, momentum, bool(velocities),
+            active is not None, rate.ndim > 0, TILE,
         )  # fmt: skip
     return moved, speeds
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "rates"])
 def _descend(
-    weights, slopes, velocities, moved, speeds, counts, rate, active, rows,
+    weights, slopes, velocities, moved, speeds, counts, rate, active, rows, rates,
     LR: tl.constexpr, DECAY: tl.constexpr, MOMENTUM: tl.constexpr,
-    HAS_VELOCITY: tl.constexpr, MASKED: tl.constexpr, SIZE: tl.constexpr,
+    HAS_VELOCITY: tl.constexpr, MASKED: tl.constexpr, PACED: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """The blocks of all tensors in one grid; a program finds the tensor that its block belongs to."""
     block, lr = tl.program_id(0), LR * tl.load(rate)
@@ -58,7 +60,10 @@ def _descend(
             if HAS_VELOCITY:
                 before = tl.load(velocities[i] + at, mask=inside)
             v = tl.load(slopes[i] + at, mask=inside) + DECAY * w + MOMENTUM * before
-            after = w - lr * v
+            if PACED:  # noqa: SIM108
+                after = w - LR * tl.load(rate + at // (counts[i] // rates), mask=inside) * v
+            else:
+                after = w - lr * v
             if MASKED:
                 on = tl.load(active + at // (counts[i] // rows), mask=inside, other=0) != 0
                 after, v = tl.where(on, after, w), tl.where(on, v, before)

@@ -69,17 +69,7 @@ def taken(keys: MappingReader, kind: type) -> dict[str, Any]:
         name, key = field.name, field.name.replace("_", "-")
         if name == "train":
             continue
-        if key == "lr-steps" and isinstance(keys.left.get(key), str):
-            keys.left[key] = steps(keys.left[key])
         value = keys.take(key, hints[name], None)
         if value is not None:
             found[name] = value
     return found
-
-
-def steps(text: str) -> list[list[float]]:
-    """Parse learning-rate steps such as "50:0.2,75:0.02"."""
-    try:
-        return [[int(a), float(b)] for a, b in (part.split(":") for part in text.split(","))]
-    except ValueError:
-        raise CoterieError(f"run config: lr-steps must be ROUND:FACTOR,ROUND:FACTOR, got '{text}'") from None

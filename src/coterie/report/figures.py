@@ -1,0 +1,222 @@
+"""Figures of runs for papers, drawn by matplotlib: means over seeds, with the 95 % interval as a band."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from coterie.analysis import plots
+from coterie.analysis.plots import PlotLine
+from coterie.core.errors import CoterieError, unknown
+from coterie.core.metric_scale import MetricScale
+from coterie.core.version import VERSION
+from coterie.federation.history import clients_text
+from coterie.report.naming import Reported, comparable, dataset, entries
+from coterie.report.sections.costs import summed
+from coterie.runs.disk import whole
+from coterie.runs.finding import open_runs
+from coterie.runs.run import Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FORMATS = ("pdf", "svg", "png")
+LEGEND_COLUMNS, LEGEND_LINE = 3, 0.17  # most names in a line of the legend, and the height of a line in inches
+MOST_LABELS = 20  # clients that are named at a heat map
+
+
+class FigureSize(NamedTuple):
+    """Inches of a column (NeurIPS: of the text), and the font size in points."""
+
+    width: float
+    height: float
+    font: float
+
+
+SIZES = {"acm": FigureSize(3.33, 2.1, 8), "ieee": FigureSize(3.5, 2.2, 8), "neurips": FigureSize(5.5, 3.0, 9)}
+
+
+def write_figure(paths: Sequence[str | Path], kind: str, size: str, out: str | Path, format: str) -> Path:
+    """Write a figure of these run folders atomically. Its metadata name the runs."""
+    figure, path = draw(open_runs(paths), kind, size), Path(out)
+    try:
+        with whole(path, shared=True) as part:
+            origin = f"coterie {VERSION}, runs: {', '.join(map(str, paths))}"
+            plots.save(figure, part, f"{kind} of {', '.join(Path(p).name for p in paths)}", origin, format)
+    except OSError as error:
+        raise CoterieError(f"{path} cannot be written: {error.strerror}") from None
+    return path
+
+
+def draw(runs: Sequence[Run], kind: str, size: str = "acm") -> Figure:
+    """A figure of runs. kind: of KINDS. size: of SIZES."""
+    if kind not in KINDS:
+        raise unknown("kind of figure", kind, KINDS)
+    if size not in SIZES:
+        raise unknown("size", size, SIZES)
+    with plots.styled(SIZES[size].font):
+        return KINDS[kind](runs, SIZES[size])
+
+
+def by_label(runs: Sequence[Run]) -> dict[str, list[Reported]]:
+    """What runs report, with the seeds of a method together. Runs on unlike data are refused."""
+    if len({comparable(run) for run in runs}) > 1:
+        names = ", ".join(dict.fromkeys(f"{dataset(run)[0]} by {run.metric.words}" for run in runs))
+        raise CoterieError(f"these runs have different data, partitions or metrics ({names}); draw each alone")
+    groups: dict[str, list[Reported]] = {}
+    for entry in entries(runs):
+        groups.setdefault(entry.label, []).append(entry)
+    if not groups:
+        raise CoterieError("these runs have not measured anything yet")
+    return groups
+
+
+def measured_by_all(label: str, group: Sequence[Reported]) -> list[tuple[int, list[float]]]:
+    """(round, score of each seed) for the rounds that all seeds of a method measured."""
+    curves = [dict(e.run.curve(e.point)) for e in group]
+    common = sorted(set.intersection(*(set(curve) for curve in curves)))
+    if not common:
+        raise CoterieError(f"{label}: its seeds have no measured round in common")
+    return [(int(number), [curve[number] for curve in curves]) for number in common]
+
+
+def one_panel(size: FigureSize, names: Sequence[str]) -> tuple[Figure, Axes, int]:
+    """A figure with room for a legend of these names below it, and the number of names in a line of it."""
+    longest = (max(map(len, names)) + 7) * 0.55 * size.font  # points, with the sample of the line
+    columns = max(1, min(LEGEND_COLUMNS, int(72 * size.width / longest)))
+    figure, (ax,) = plots.new_figure(1, 1, size.width, size.height + LEGEND_LINE * -(-len(names) // columns))
+    return figure, ax, columns
+
+
+def finished(figure: Figure, ax: Axes, columns: int, metric: MetricScale) -> Figure:
+    """Add the legend, and keep a share's axis within 0 to 100 percent where bands go further."""
+    if metric.share:
+        low, high = ax.get_ylim()
+        ax.set_ylim(max(low, -1.0), min(high, 101.0))
+    figure.legend(loc="outside lower center", ncols=columns, frameon=False)
+    return figure
+
+
+def curves(runs: Sequence[Run], size: FigureSize) -> Figure:
+    groups = by_label(runs)
+    figure, ax, columns = one_panel(size, list(groups))
+    plots.curves(ax, [PlotLine(label, measured_by_all(label, group), label) for label, group in groups.items()])
+    ax.set(xlabel="round", ylabel=f"test {runs[0].metric.heading}")
+    return finished(figure, ax, columns, runs[0].metric)
+
+
+def communication(runs: Sequence[Run], size: FigureSize) -> Figure:
+    """Scores over megabytes; a method that sends nothing is a level line at its last score."""
+    groups = by_label(runs)
+    silent = {label: f"{label} (sends nothing)" for label, group in groups.items() if not traffic(group)}
+    figure, ax, columns = one_panel(size, [silent.get(label, label) for label in groups])
+    for label, group in groups.items():
+        sent = [dict(summed(e.run, "bytes_")) for e in group]
+        points = [(float(np.mean([s[n] for s in sent])), values) for n, values in measured_by_all(label, group)]
+        if label in silent:
+            color, dashes, _ = plots.look(label)
+            ax.axhline(float(np.mean(points[-1][1])), color=color, linestyle=dashes, label=silent[label])
+        else:
+            plots.curves(ax, [PlotLine(label, points, label)])
+    ax.set(xlabel="MB sent, up and down", ylabel=f"test {runs[0].metric.heading}")
+    return finished(figure, ax, columns, runs[0].metric)
+
+
+def traffic(group: Sequence[Reported]) -> float:
+    return sum(entry.run.total("bytes_") for entry in group)
+
+
+def clients(runs: Sequence[Run], size: FigureSize) -> Figure:
+    """One row per method: a stroke for each client, averaged over the seeds that have it, and a diamond at the mean."""
+    groups, metric = by_label(runs), runs[0].metric
+    figure, (ax,) = plots.new_figure(1, 1, size.width, 0.7 + 0.3 * len(groups))
+    for row, (label, group) in enumerate(groups.items()):
+        seeds: dict[tuple[tuple[str, str], int], list[float]] = {}
+        for entry in group:
+            for score in entry.run.scores.get(entry.point, ()):
+                seeds.setdefault((dataset(entry.run), score.client), []).append(metric.factor * score.value)
+        if not seeds:
+            raise CoterieError(f"{label}: its runs have no scores of single clients")
+        means = [float(np.mean(values)) for values in seeds.values()]
+        ax.plot(means, [row] * len(means), "|", color=plots.look(label).color, markersize=10, alpha=0.6)
+        ax.plot([float(np.mean(means))], [row], "D", color="black", markersize=4)
+    ax.set(xlabel=f"test {metric.heading}", ylim=(len(groups) - 0.5, -0.5))
+    ax.set_yticks(range(len(groups)), list(groups))
+    ax.grid(False, axis="y")
+    return figure
+
+
+def fairness(runs: Sequence[Run], size: FigureSize) -> Figure:
+    """Scores of clients from worst to best; the band is over seeds."""
+    groups, metric = by_label(runs), runs[0].metric
+    lines = []
+    for label, group in groups.items():
+        ranked = [metric.from_worst(s.value for s in e.run.scores.get(e.point, ())) for e in group]
+        counts = {len(scores) for scores in ranked}
+        if len(counts) > 1 or 0 in counts:
+            found = ", ".join(clients_text(count) for count in sorted(counts))
+            raise CoterieError(
+                f"{label}: fairness needs scores of the same number of clients in all seeds, got {found}"
+            )
+        number = counts.pop()
+        places = zip(*ranked, strict=True)
+        points = [(100 * (i + 1) / number, [metric.factor * v for v in seeds]) for i, seeds in enumerate(places)]
+        lines.append(PlotLine(label, points, label))
+    figure, ax, columns = one_panel(size, list(groups))
+    plots.curves(ax, lines)
+    ax.set(xlabel="clients from worst to best, %", ylabel=f"test {metric.heading}")
+    return finished(figure, ax, columns, runs[0].metric)
+
+
+def panels(size: FigureSize, count: int) -> tuple[Figure, list[Axes]]:
+    columns = min(2, count)
+    width = size.width / columns
+    figure, axes = plots.new_figure(-(-count // columns), columns, width, 0.85 * width)
+    for ax in axes[count:]:
+        ax.set_axis_off()
+    return figure, axes
+
+
+def heads(runs: Sequence[Run], size: FigureSize) -> Figure:
+    """The head weights of the last round, for the first seed of each method that reports them."""
+    first = {label: group[0].run for label, group in by_label(runs).items() if group[0].run.head_weights}
+    if not first:
+        raise CoterieError("these runs have no head weights; methods such as fedpac report them")
+    figure, axes = panels(size, len(first))
+    for ax, (label, run) in zip(axes, first.items(), strict=False):
+        final = run.head_weights[-1]
+        few = len(final.clients) <= MOST_LABELS // min(2, len(first))
+        plots.heat_map(ax, final.matrix, [str(client) for client in final.clients] if few else [])
+        ax.set(title=f"{label}, round {final.round}, seed {run.seed}", xlabel="head of client", ylabel="used by client")
+    return figure
+
+
+def partition(runs: Sequence[Run], size: FigureSize) -> Figure:
+    """Training samples of each class on each client, as the area of a dot; one panel for each partition."""
+    found = {dataset(run): run for run in reversed(runs)}
+    figure, axes = panels(size, len(found))
+    for ax, ((name, _), run) in zip(axes, reversed(found.items()), strict=False):
+        if run.class_table is None:
+            raise CoterieError(f"{run.path}: {name} has no classes, so there is no partition of classes to draw")
+        counts = np.asarray(run.class_table.counts)
+        across, up = np.nonzero(counts)
+        cell = 72 * size.width / min(2, len(found)) / (max(counts.shape) + 3)  # points
+        area = counts[across, up] / counts.max() * min(cell, 14.0) ** 2
+        ax.scatter(across, up, s=area, color=plots.PALETTE[0], linewidths=0)
+        ax.set_yticks(range(counts.shape[1]), [str(name) for name in run.class_table.names])
+        ax.set(title=f"{name}, {clients_text(len(counts))}", xlabel="client", ylabel="class")
+    return figure
+
+
+KINDS: dict[str, Callable[[Sequence[Run], FigureSize], Figure]] = {
+    "curves": curves,
+    "clients": clients,
+    "fairness": fairness,
+    "heads": heads,
+    "partition": partition,
+    "communication": communication,
+}

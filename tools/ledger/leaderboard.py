@@ -1,0 +1,51 @@
+"""docs/leaderboard.md: all methods under one protocol, from the file that `python -m tools.leaderboard` writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from coterie.core.errors import CoterieError
+from coterie.methods import METHODS
+from coterie.papers.results import load
+from tools.ledger.readme import table
+
+FILE = "leaderboard.json"
+HEADER = ["method", "accuracy", "± clients", "worst client", "measured", "MB sent", "seconds"]
+
+
+def blocks(folder: Path) -> dict[str, str]:
+    """Mark -> text. A method that is neither in the table nor refused is an error."""
+    path = folder / FILE
+    found: Any = load(path)
+    try:
+        ranked = sorted(found["outcomes"], key=lambda row: -row["mean"])
+        rows = [cells(row) for row in ranked]
+        check_complete({row["method"] for row in ranked} | set(found["refused"]))
+        about = circumstances(found, len(rows))
+        reasons = "\n".join(f"- **{method}**: {reason}" for method, reason in found["refused"].items())
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CoterieError(f"{path}: not written by `python -m tools.leaderboard`: {error!r}") from None
+    except CoterieError as error:
+        raise CoterieError(f"{path}: {error}") from None
+    return {"leaderboard": f"{about}\n\n{table(HEADER, rows)}", "refused": reasons or "All methods ran."}
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    shares = (f"{100 * row[name]:.2f}" for name in ("mean", "std", "worst10"))
+    return [row["method"], *shares, f"`{row['reported']}`", f"{row['megabytes']:.1f}", f"{row['seconds']:.1f}"]
+
+
+def circumstances(found: dict[str, Any], rows: int) -> str:
+    machine, seeds = found["hardware"], sorted({row["seed"] for row in found["outcomes"]})
+    return (
+        f"`{found['command']}`: {rows} results on {found['clients']} clients of `{found['data']}`, "
+        f"seed {', '.join(map(str, seeds))}, commit {found['commit']}, {found['date']}, {machine['cores']} cores of "
+        f"{machine['machine']}, torch {found['torch']}, {found['seconds'] / 60:.0f} minutes in all."
+    )
+
+
+def check_complete(shown: set[str]) -> None:
+    missing = [kind.title for kind in METHODS.values() if not shown & {kind.title, *kind.results}]
+    if missing:
+        raise CoterieError(f"{', '.join(missing)} neither ran nor was refused; run `python -m tools.leaderboard`")
