@@ -111,7 +111,7 @@ def test_wrong_comparisons(methods: Any, settings: dict[str, Any], said: str) ->
 
 def test_all_leaves_out_what_refuses_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = {name: METHODS[name] for name in ("fedavg", "fedbn", "local")}
-    monkeypatch.setattr("coterie.api.comparing.METHODS", chosen)
+    monkeypatch.setattr("coterie.api.entrants.METHODS", chosen)
     settings: Any = {"rounds": 1, "seeds": 2, "progress": False}
     found = coterie.compare(["all"], toy.toy(), toy.network(), out=tmp_path / "all", **settings)
     assert found.methods == ["Local", "FedAvg", "FedAvg-FT"]

@@ -113,7 +113,7 @@ def test_a_model_of_ones_own(tmp_path: Path) -> None:
     arguments = ["run", "fedper", *TINY[:-2], "--model", "mine:Net", "--rounds", "1", "--out", "r"]
     done = subprocess.run([command, *arguments], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
-    assert load_file(tmp_path / "r" / "models" / "client-0.safetensors")["state.head.weight"].shape == (10, 6)
+    assert load_file(tmp_path / "r" / "models" / "client-0.safetensors")["state.personal.head.weight"].shape == (10, 6)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_help_says_the_defaults(command: list[str], usual: list[str], capsys: py
 
 COMMANDS = {
     "train": ["demo", "run", "compare", "resume", "tune"],
-    "inspect": ["methods", "cite", "data", "privacy", "pictures", "report", "table"],
+    "inspect": ["methods", "cite", "data", "privacy", "pictures", "report", "plot", "table"],
     "use models": ["models", "predict", "evaluate", "export", "adapt"],
     "papers": ["recipes", "reproduce"],
     "deploy": ["serve", "join", "certs", "flower", "keys"],

@@ -69,7 +69,7 @@ WRONG: list[tuple[list[str], str]] = [
     ([*RUN, "--join-ratio", "nan"], "join_ratio must be finite, got nan"),
     ([*RUN, "--lr", "nan"], "lr must be"),
     ([*RUN, "--lr", "inf"], "lr must be finite, got inf"),
-    ([*RUN, "--schedule", "cosin"], "unknown schedule 'cosin'; did you mean 'cosine'?"),
+    ([*RUN, "--schedule", "cosin"], "unknown schedule 'cosin': did you mean 'cosine'?"),
     ([*RUN, "--schedule", "exponential:-1"], "must have the form exponential:FACTOR"),
     ([*RUN, "--schedule", "steps:1=nan"], "must have the form steps:START=FACTOR"),
     ([*RUN, "--schedule", "cosine+linear"], "two parts of the same kind over rounds"),

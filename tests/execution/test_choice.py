@@ -31,7 +31,7 @@ def test_bf16_changes_little_and_weights_stay_float32(kind: str) -> None:
         )
         for precision in ("fp32", "bf16")
     ]
-    full, half = (result.server.encoder["0.weight"] for result in results)
+    full, half = (result.server.shared.encoder["0.weight"] for result in results)
     assert half.dtype == torch.float32
     assert 0 < float((half - full).norm() / full.norm()) < 0.02
     assert results[1].model.precision == "fp32"  # who uses a personal model gets full precision

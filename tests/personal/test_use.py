@@ -46,8 +46,8 @@ def plain_logits(run: Run, client: int, x: Tensor) -> Tensor:
 
     stored = load_file(run.clients[client].file)
     network = toy.network()
-    names = {f"down.encoder.{i}": i for i in (0, 4)}
-    for prefix, place in (*names.items(), ("state.head", 6)):
+    names = {f"down.shared.encoder.{i}": i for i in (0, 4)}
+    for prefix, place in (*names.items(), ("state.personal.head", 6)):
         for kind in ("weight", "bias"):
             getattr(network[place], kind).data = stored[f"{prefix}.{kind}"]
     logits: Tensor = network((x.float() / 255 - 0.5) / 0.5)

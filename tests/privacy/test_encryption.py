@@ -269,7 +269,7 @@ def test_the_server_has_no_global_model(keys: CkksKeys) -> None:
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"])
 def test_a_client_that_diverges_is_left_out(name: str, keys: CkksKeys, caplog: pytest.LogCaptureFixture) -> None:
-    data = broken(toy.toy(augmented=False), 3)
+    data = broken(toy.toy(augmented=False), (3,))
     method = Encrypted(inner=toy.method(name), keys=keys)
     clients = Looped(method, toy.model(), data, 7, processes=1)
     server, history = federate(clients, Settings(rounds=2, seed=7))

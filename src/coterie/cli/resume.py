@@ -73,8 +73,9 @@ def do_resume(chosen: argparse.Namespace) -> None:
 
 def resume_run(run: Path, again: argparse.Namespace) -> None:
     from coterie.api import DataSettings, load_clients
-    from coterie.api.comparing import Entrant, as_comparison, train_all
+    from coterie.api.comparing import as_comparison, train_all
     from coterie.api.comparison_folder import as_table
+    from coterie.api.entrants import Entrant
 
     data, entrant = load_clients(seed=again.seed, **given(again, DataSettings)), Entrant(again.method, again.method)
     with live_page(again) as page:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from coterie.analysis.comparison import Comparison
-    from coterie.api.comparing import Entrant
+    from coterie.api.entrants import Entrant
     from coterie.api.result import Result
     from coterie.federation import Ended, Round
 
@@ -29,6 +29,7 @@ def train_all(chosen: argparse.Namespace, methods: Sequence[str], seeds: int, be
     """
     from coterie.api import VARY, DataSettings, load_clients
     from coterie.api import comparing as core
+    from coterie.api import entrants as entry
     from coterie.api.comparison_folder import COMMAND, as_table, check_data, note_command, write_outcomes
     from coterie.core.errors import CoterieError
     from coterie.runs.disk import lock
@@ -38,13 +39,13 @@ def train_all(chosen: argparse.Namespace, methods: Sequence[str], seeds: int, be
 
     first = getattr(chosen, "seed", 0)
     numbers = core.seeds_from(first, seeds)
-    listed = core.entrants(methods)
-    taken, against = core.trainings(listed), core.reference_of(listed, getattr(chosen, "against", None))
+    listed = entry.entrants(methods)
+    taken, against = entry.trainings(listed), entry.reference_of(listed, getattr(chosen, "against", None))
     make_trackers(getattr(chosen, "track", ()))  # fail early where a package is missing
     data = load_clients(seed=first, **given(chosen, DataSettings))
     varies = getattr(chosen, "partition_seed", None) == VARY
-    core.check_protection(taken, getattr(chosen, "protocol", "pac"), vars(chosen))
-    names = core.ALL if listed[0].optional else "-".join(entrant.name for entrant in listed[:4])
+    entry.check_protection(taken, getattr(chosen, "protocol", "pac"), vars(chosen))
+    names = entry.ALL if listed[0].optional else "-".join(entrant.name for entrant in listed[:4])
     base = begun or Path(getattr(chosen, "out", None) or new_folder(f"{names}-{data.name}"))
     if begun is None and base.exists():
         raise CoterieError(f"{base} exists already; name another folder with --out, or remove it")
