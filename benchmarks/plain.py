@@ -124,8 +124,11 @@ def make_client(w: Workload, held: FederatedData, number: int, net: nn.Module) -
 
 
 def normalised(x: Tensor, how: Transform) -> Tensor:
+    shares = x.float() / 255
+    if not how.mean:
+        return shares
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (how.mean, how.std))
-    return (x.float() / 255 - mean) / std
+    return (shares - mean) / std
 
 
 def batches(client: Client, size: int, drop_last: bool = False) -> Iterator[Tensor]:

@@ -149,9 +149,7 @@ def calibration_error(output: Tensor, y: Tensor) -> Tensor:
     """Expected calibration error over equal bins of confidence."""
     confidence, predicted = output.double().softmax(1).max(1)
     place = (confidence * BINS).ceil().long().sub(1).clamp(0, BINS - 1)
-    gap = torch.zeros(BINS, dtype=torch.float64).index_add_(
-        0, place.cpu(), (confidence - (predicted == y).double()).cpu()
-    )
+    gap = torch.zeros(BINS, dtype=torch.float64).index_add_(0, place, confidence - (predicted == y).double())
     return gap.abs().sum() / len(y)
 
 

@@ -135,7 +135,8 @@ class pFedFDA(Method[Server, State, Down, Up]):
                 values = cross_entropy(scores(head, z), data.y)
                 total = total + torch.where(part, values, 0.0).sum() / part.sum().clamp_min(1)
             losses.append(total)
-        return torch.where(usable.any(), options[torch.stack(losses).argmin()], 0.0)
+        best = options.gather(0, torch.stack(losses).argmin(0, keepdim=True)).squeeze(0)
+        return torch.where(usable.any(), best, 0.0)
 
     def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
         return Server(*tree.average((ups.encoder, ups.gaussians), ups.samples))
