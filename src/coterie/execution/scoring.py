@@ -97,14 +97,15 @@ def weighed(task: Task, found: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
 def measured(task: Task, output: Tensor, y: Tensor, every: bool = False) -> Tensor:
     """(M + 1,): the task's metric, and the sum of losses. output, y: of all samples.
 
-    every: all metrics that the task has, the sum of losses, and its `detail`. Computed on the CPU: ranks and bins need
-    operations that are slow, wait, or are not deterministic on a GPU.
+    every: all metrics that the task has, the sum of losses, and its `detail`. Metrics are computed on the CPU: ranks and
+    bins need operations that are slow, wait, or are not deterministic on a GPU.
     """
-    device, output, y = y.device, output.cpu(), y.cpu()
+    loss = task.loss(output, y).to(torch.float64).sum()  # on the device, where the task has its constants
+    output, y = output.cpu(), y.cpu()
     metrics = task.metrics if every else (task.metric,)
     values = [metric(output, y).to(torch.float64) for metric in metrics]
-    found = torch.stack([*values, task.loss(output, y).to(torch.float64).sum()])
-    return (torch.cat([found, task.detail(output, y)]) if every else found).to(device)
+    found = torch.stack([*values, loss.cpu()])
+    return (torch.cat([found, task.detail(output, y)]) if every else found).to(loss.device)
 
 
 def slices(stop: int, size: int) -> list[slice]:
