@@ -48,7 +48,7 @@ class Plain:
             mean = (1 - self.momentum) * self.running[i] + self.momentum * z.mean(0)
             self.running[i] = mean.detach()
             if self.consensus is not None:
-                loss = loss + self.pull * F.mse_loss(mean, self.consensus)
+                loss = loss + self.pull / 2 * F.mse_loss(mean, self.consensus)
             loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
         self.biases[i] = bias.detach()

@@ -76,10 +76,10 @@ def test_without_adaptivity_it_is_fedavg() -> None:
 
 def test_names_of_the_family() -> None:
     found = {name: make_method(name) for name in ("fedadagrad", "fedyogi", "fedadam")}
-    assert {name: (m.server_optimizer, m.server_beta1) for name, m in found.items()} == {
-        "fedadagrad": ("adagrad", 0.0),
-        "fedyogi": ("yogi", 0.9),
-        "fedadam": ("adam", 0.9),
+    assert {name: (m.server_optimizer, m.server_beta1, m.server_lr) for name, m in found.items()} == {
+        "fedadagrad": ("adagrad", 0.0, 0.1),
+        "fedyogi": ("yogi", 0.9, 0.01),
+        "fedadam": ("adam", 0.9, 0.01),
     }
     with pytest.raises(CoterieError, match="unknown server optimizer 'adamw'"):
         FedOpt(server_optimizer="adamw")

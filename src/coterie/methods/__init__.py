@@ -208,7 +208,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "fedavg-ft": ("fedavg", {}, "FedAvg-FT"),
     "per-fedavg-hf": ("per-fedavg", {"order": "hessian-free"}, "Per-FedAvg (HF)"),
     "heurfedamp": ("fedamp", {"attention": "cosine"}, "HeurFedAMP"),
-    "fedadagrad": ("fedopt", {"server_optimizer": "adagrad", "server_beta1": 0.0}, "FedAdagrad"),
+    "fedadagrad": ("fedopt", {"server_optimizer": "adagrad", "server_beta1": 0.0, "server_lr": 0.1}, "FedAdagrad"),
     "fedyogi": ("fedopt", {"server_optimizer": "yogi"}, "FedYogi"),
     "fedadam": ("fedopt", {"server_optimizer": "adam"}, "FedAdam"),
     "hypcluster-3": ("hypcluster", {"clusters": 3}, "HypCluster (k=3)"),

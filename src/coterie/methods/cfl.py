@@ -6,7 +6,7 @@ similarity across the best bipartition, which minimizes the largest cosine acros
 clusters is bounded, so that shapes do not change. The paper has all clients in every round. Here the server keeps the
 last update of each client, and a cluster can be split once all its clients have trained in it. A client that was not in
 training receives the model of the largest cluster; the paper would compare its update with those at every split.
-The lengths for splitting, ε_1 and ε_2, are those of the authors' example and depend on the network.
+The lengths for splitting, ε_1 and ε_2, are those of the authors' notebook and depend on the network.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ Conditional Policy, KDD 2023. The policy turns a sample's features h and the con
 ones and does not change in local training, nor does the received encoder, whose features a kernel distance (MMD) keeps
 h close to. The context is the sum over the rows of the first layer of the personal head, of length 1, as it was when
 the round began. As in the paper the policy has no noise; the authors' code draws Gumbel noise, in testing too. The
-kernel is the sum of four Gaussians, of the widths of the authors' code, on the mean features of a sample that has
-several vectors of them.
+kernel is the sum of four Gaussians, on the mean features of a sample that has several vectors of them. Their widths and
+λ are those of the authors' code.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ Yi, Wang, Liu, Shi, Yu: FedGH: Heterogeneous Federated Learning with Generalized
 All encoders have one architecture here. The server takes one step on each class mean (`server_batch` 1), in random
 order (the paper: client by client). Class means are computed in a separate pass after training. A client's model is its
 encoder with the server's head, as after a download; `own_head` predicts with the head that the client itself trained.
+The server's learning rate is that of the authors' code, in which no optimizer holds the server's head, so that it keeps
+its initial weights; here it is trained, as in the paper.
 """
 
 from __future__ import annotations

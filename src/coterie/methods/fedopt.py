@@ -2,9 +2,9 @@
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: Adaptive Federated Optimization, ICLR 2021.
 As in Algorithm 2, moments are not corrected for their start: m begins at 0 and v at τ². The name `fedadagrad` sets
-`server_beta1` to 0, as the paper's experiments do. The paper tunes the server's learning rate for every task; the
-default is the one of FedAdam and FedYogi on CIFAR-10. Clients are weighted by their samples, as in the paper's
-experiments. BatchNorm's running statistics are averaged.
+`server_beta1` to 0, as the paper's experiments do, and `server_lr` to 0.1. The paper tunes the server's learning rate
+for every task; the defaults are those for CIFAR-10, as Flower's reproduction of the paper lists them. Clients are
+weighted by their samples, as in the paper's experiments. BatchNorm's running statistics are averaged.
 """
 
 from __future__ import annotations

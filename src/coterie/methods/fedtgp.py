@@ -4,7 +4,9 @@ Zhang, Liu, Hua, Cao: FedTGP: Trainable Global Prototypes with Adaptive-Margin-E
 and Model Heterogeneity in Federated Learning, AAAI 2024.
 All clients have one architecture here, and the classifier is tested, not the nearest prototype. Features are aligned
 by their mean squared error to the prototype of their class, as in FedProto. The first round has no prototypes, and
-neither has a class before a client has sent it. Class means are computed in a separate pass after training.
+neither has a class before a client has sent it. Class means are computed in a separate pass after training. λ is that
+of the authors' code, for the mean squared error; the paper's 0.1 is for the Euclidean distance. The server's batch and
+learning rate are those of the code too, whose margin is smaller: the largest of the classes' smallest distances.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ class Up(NamedTuple):
 @dataclass(frozen=True)
 class FedTGP(Method[Server, State, Down, Up]):
     align: float = field(
-        default=0.1, metadata={"help": "strength of feature alignment (λ); 0 switches it off", "low": 0}
+        default=10.0, metadata={"help": "strength of feature alignment (λ); 0 switches it off", "low": 0}
     )
     margin: float = field(default=100.0, metadata={"help": "largest margin between prototypes (τ)", "low": 0})
     server_epochs: int = field(default=100, metadata={"help": "epochs of the prototypes per round (S)", "low": 0})

@@ -4,7 +4,7 @@ Ma, Zhang, Guo, Xu: Layer-wised Model Aggregation for Personalized Federated Lea
 Every client has an embedding and a hypernetwork on the server: a dense layer and, for every layer of the network, one
 output with a softmax over all clients. After a round, embedding and hypernetwork take one step along the change of the
 client's model, from the mean that it was sent. A layer is a module with parameters; BatchNorm's statistics are averaged
-with the weights of their layer. The paper gives neither the sizes of the hypernetwork nor its initial weights: outputs
+with the weights of their layer. The sizes of the hypernetwork, its learning rate and initial weights are ours: outputs
 begin with zeros and a bias `own` for the client itself, so that every client begins near its own model. Clients that
 have not taken part yet stand in the means with the initial model.
 """

@@ -4,7 +4,8 @@ Hahn, Jeong, Lee: Connecting Low-Loss Subspace for Personalized Federated Learni
 The paper begins with mixtures after 40 % of all rounds; a method does not know how many there are, so `begin` counts
 rounds. It searches each client's best mixture on test samples; here the mixture is a setting (`predict_share`). The
 personal models of all clients begin with the same weights, which differ from those of the shared model. The proximal
-term is that of FedProx (μ/2). BatchNorm's statistics are those of the mixtures, kept with the shared model.
+term is that of FedProx (μ/2). BatchNorm's statistics are those of the mixtures, kept with the shared model. μ and ν are
+defaults of the authors' code, whose examples also use ν = 1.
 """
 
 from __future__ import annotations
