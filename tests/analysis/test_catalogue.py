@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from pathlib import Path
@@ -16,6 +17,7 @@ from coterie.core.errors import CoterieError
 from coterie.core.families import DESIGNED, FAMILIES, SITUATIONS
 from coterie.methods import METHODS, FedAvg
 
+PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
 NO_VENUE = {"fedcrc", "fedreg", "pfakd", "fedpac-proto"}  # their docstrings name a year only
 
 
@@ -50,6 +52,21 @@ def test_every_method_declares_a_family_and_cites_its_paper(name: str) -> None:
         depth += {"{": 1, "}": -1}.get(letter, 0)
         assert depth >= 0
     assert depth == 0
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_has_a_formula(name: str) -> None:
+    assert "formula" in vars(METHODS[name])  # its own
+    lines = inspect.cleandoc(METHODS[name].formula).splitlines()
+    assert 1 <= len(lines) <= 6
+    for line in lines:
+        assert len(line) <= 112  # fits on the page
+        assert all(line.count(a) == line.count(b) for a, b in ("()", "[]", "{}", "⟨⟩")), line
+    assert any(sign in "".join(lines) for sign in "←=")
+    section = re.search(rf"^### {name}\n(.*?)(?=^##|\Z)", PAGE.read_text(encoding="utf-8"), re.M | re.S)
+    assert section
+    assert "\n".join(["```text", *lines, "```"]) in section[1]
+    assert "\n".join(lines) in (METHODS[name].__doc__ or "")
 
 
 def test_families_are_few_and_used() -> None:

@@ -28,7 +28,13 @@ coterie cite fedala ditto
 Bytes are those of one client in one round, for the network that FedPAC uses on Fashion-MNIST (117,066 parameters) and
 {CLIENTS} clients, with default settings. `Weights` and `Tree` are named tensors of a network, `Tensor` is one tensor of
 the shape in parentheses, with K classes, d features and m clients. Momentum that stays on a client is not listed. What
-a method suits is read from its paper's design and from its code; it is not a measurement."""
+a method suits is read from its paper's design and from its code; it is not a measurement.
+
+Formulas show what a method is about, with default settings; the paragraph below each names deviations from the paper.
+Client i has n_i samples, n_ik of class k, and the loss f_i, their mean of ℓ. A model w has an encoder θ with features
+z = θ(x) and a head φ with logits u = φ(z). SGD[f](w) is local training on f that begins with w, and η a learning rate.
+The server sums over the participants of a round; p_i is n_i / Σ_j n_j. An arrow assigns what is kept for the next step
+or round."""
 
 
 def markdown() -> str:
@@ -69,6 +75,8 @@ def index_row(e: MethodEntry) -> str:
 def section(e: MethodEntry) -> Iterator[str]:
     t, method, citation = e.traffic, e.method, e.description.citation
     yield from (f"### {e.name}", "", f"**{method.title}**. {e.description.about}", "")
+    if method.formula:
+        yield from ("```text", inspect.cleandoc(method.formula), "```", "")
     rows = [*message_rows(e, "down"), *message_rows(e, "up")]
     if rows:
         yield from ("| message | field | type | content |", "|---|---|---|---|", *rows, "")

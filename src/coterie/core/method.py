@@ -42,6 +42,7 @@ class Method(Explicit, ABC, Generic[Server, State, Down, Up]):
     train: LocalTraining = field(default=LocalTraining(), metadata={"help": "local training"})
 
     title: ClassVar[str]  # the paper's spelling
+    formula: ClassVar[str] = ""  # what defines the method, in the notation of docs/methods.md
     # What a run reports, and at which point it is measured: `pre` (the personal model as downloaded), `post`
     # (after local training), `finished` (after client_finish), `global` (the server's model).
     results: ClassVar[dict[str, str]]

@@ -188,7 +188,7 @@ METHODS: dict[str, type[AnyMethod]] = {
 
 
 def documented(kind: type[AnyMethod]) -> str:
-    """The docstring of a method's class, or of its file, followed by the hyper-parameters."""
+    """The docstring of a method's class, or of its file, followed by the formula and the hyper-parameters."""
     own = "" if (kind.__doc__ or "").startswith(f"{kind.__name__}(") else inspect.getdoc(kind) or ""  # dataclass's
     text = own or inspect.cleandoc(sys.modules[kind.__module__].__doc__ or "")
     listed = [
@@ -197,7 +197,8 @@ def documented(kind: type[AnyMethod]) -> str:
         if f.name != "train"
     ]
     training = "train: local training, a coterie.LocalTraining; fields that are not set come from the protocol"
-    return "\n".join([text, "", "Parameters", "----------", *listed, training])
+    formula = [inspect.cleandoc(kind.formula), ""] if kind.formula else []
+    return "\n".join([text, "", *formula, "Parameters", "----------", *listed, training])
 
 
 for _kind in METHODS.values():  # for help(coterie.FedPAC)

@@ -72,6 +72,11 @@ class APFL(Method[Server, State, Down, Up]):
     adaptive: bool = field(default=False, metadata={"help": "learn that weight"})
 
     title: ClassVar[str] = "APFL"
+    formula: ClassVar[str] = """
+        w_i ← w_i - η ∇f_i(w_i)
+        v_i ← v_i - η ∇_v f_i(α v_i + (1 - α) w_i)
+        w ← Σ_i p_i w_i,  personal model: α v_i + (1 - α) w
+    """
     family: ClassVar[str] = "mixture"
     results: ClassVar[dict[str, str]] = {"APFL": "post"}
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}

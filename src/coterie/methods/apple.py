@@ -64,6 +64,11 @@ class APPLE(Method[Server, State, Down, Up]):
     pull_rounds: int = field(default=16, metadata={"help": "rounds after which the pull is off (L)", "low": 0})
 
     title: ClassVar[str] = "APPLE"
+    formula: ClassVar[str] = """
+        personal model: Σ_j p_ij w_j
+        w_i ← w_i - η ∂f_i / ∂w_i
+        p_i ← p_i - η₂ ∂(f_i + λ(r) μ/2 |p_i - p₀|²) / ∂p_i
+    """
     family: ClassVar[str] = "collaborators"
     suits: ClassVar[tuple[str, ...]] = ("few clients",)
     results: ClassVar[dict[str, str]] = {"APPLE": "post"}

@@ -47,6 +47,11 @@ class FedAlt(Method[Server, State, Down, Up]):
     )
 
     title: ClassVar[str] = "FedAlt"
+    formula: ClassVar[str] = """
+        v_i ← SGD[f_i(u, ·)](v_i), the personal part
+        u_i = SGD[f_i(·, v_i)](u), the shared part
+        u ← Σ_i p_i u_i
+    """
     family: ClassVar[str] = "personal layers"
     suits: ClassVar[tuple[str, ...]] = ("label shift", "feature shift")
     results: ClassVar[dict[str, str]] = {"FedAlt": "pre"}

@@ -55,6 +55,11 @@ class FedAS(Method[Server, State, Down, Up]):
     align_batch: int = field(default=16, metadata={"help": "samples per batch of alignment", "low": 1})
 
     title: ClassVar[str] = "FedAS"
+    formula: ClassVar[str] = """
+        θ' = SGD[Σ_k mean of |z - c_k|² / d over class k](θ),  c_k: class means of the previous θ_i
+        (θ_i, φ_i) ← SGD[f_i](θ', φ_i)
+        θ ← Σ_i F_i θ_i / Σ_i F_i,  F_i: trace of the Fisher information
+    """
     family: ClassVar[str] = "personal head"
     suits: ClassVar[tuple[str, ...]] = ("label shift",)
     results: ClassVar[dict[str, str]] = {"FedAS": "post"}

@@ -41,6 +41,10 @@ class Up(NamedTuple):
 @dataclass(frozen=True)
 class FedAvg(Method[Server, State, Down, Up]):
     title: ClassVar[str] = "FedAvg"
+    formula: ClassVar[str] = """
+        w_i = SGD[f_i](w)
+        w ← Σ_i p_i w_i
+    """
     family: ClassVar[str] = "global model"
     results: ClassVar[dict[str, str]] = {"FedAvg": "pre", "FedAvg-FT": "finished"}
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}

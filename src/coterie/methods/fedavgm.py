@@ -45,6 +45,11 @@ class FedAvgM(Method[Server, State, Down, Up]):
     inertia: float = field(default=0.9, metadata={"help": "momentum of the server (β)", "low": 0, "below": 1})
 
     title: ClassVar[str] = "FedAvgM"
+    formula: ClassVar[str] = """
+        w_i = SGD[f_i](w)
+        v ← β v + w - Σ_i p_i w_i
+        w ← w - v
+    """
     family: ClassVar[str] = "server optimizer"
     results: ClassVar[dict[str, str]] = {"FedAvgM": "pre"}
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}

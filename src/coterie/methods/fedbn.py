@@ -44,6 +44,10 @@ class FedBN(Method[Server, State, Down, Up]):
     personal: str = sharing.kept("norm")
 
     title: ClassVar[str] = "FedBN"
+    formula: ClassVar[str] = """
+        (u_i, v_i) ← SGD[f_i](u, v_i), v_i: normalization layers
+        u ← Σ_i p_i u_i
+    """
     family: ClassVar[str] = "personal layers"
     suits: ClassVar[tuple[str, ...]] = ("feature shift",)
     results: ClassVar[dict[str, str]] = {"FedBN": "pre"}

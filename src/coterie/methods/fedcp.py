@@ -69,6 +69,11 @@ class FedCP(Method[Server, State, Down, Up]):
     )
 
     title: ClassVar[str] = "FedCP"
+    formula: ClassVar[str] = """
+        ℓ(φ(r ⊙ z) + φ_i((1 - r) ⊙ z), y) + λ MMD²(z, z of the received θ) trains θ, φ_i and the policy
+        (r, 1 - r) = softmax of policy(z ⊙ v_i),  v_i: sum over the rows of φ_i, of length 1
+        φ ← Σ_i p_i φ_i
+    """
     family: ClassVar[str] = "personal head"
     suits: ClassVar[tuple[str, ...]] = ("label shift",)
     results: ClassVar[dict[str, str]] = {"FedCP": "pre"}

@@ -62,6 +62,11 @@ class FedCRC(Method[Server, State, Down, Up]):
     )
 
     title: ClassVar[str] = "FedCRC"
+    formula: ClassVar[str] = """
+        θ_i = SGD[f_i(·, φ)](θ),  φ_i ← SGD[f_i(θ_i, ·)](φ_i)
+        φ_i' = SGD[f_i(θ_i, ·) + KL(φ_i(z) ‖ ·(z))](φ)
+        θ ← Σ_i p_i θ_i,  φ ← τ φ + (1 - τ) Σ_i p_i φ_i'
+    """
     family: ClassVar[str] = "personal head"
     suits: ClassVar[tuple[str, ...]] = ("label shift",)
     results: ClassVar[dict[str, str]] = {"FedCRC": "global", "FedCRC-Per": "pre"}

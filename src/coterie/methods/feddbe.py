@@ -63,6 +63,11 @@ class FedDBE(Method[Server, State, Down, Up]):
     )
 
     title: ClassVar[str] = "FedDBE"
+    formula: ClassVar[str] = """
+        ℓ(φ(z + b_i), y) + κ/2 |m_i - m|² / d trains θ, φ and b_i
+        m_i ← (1 - μ) m_i + μ · mean of z over a batch
+        m = Σ_i p_i · mean of z over client i, after round 1
+    """
     family: ClassVar[str] = "personal layers"
     suits: ClassVar[tuple[str, ...]] = ("label shift", "feature shift")
     results: ClassVar[dict[str, str]] = {"FedDBE": "pre"}

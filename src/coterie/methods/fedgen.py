@@ -71,6 +71,11 @@ class FedGen(Method[Server, State, Down, Up]):
     server_batch: int = field(default=32, metadata={"help": "features per step of the generator", "low": 1})
 
     title: ClassVar[str] = "FedGen"
+    formula: ClassVar[str] = """
+        G ← Adam on ℓ(mean of φ_i(G(y, ε)), y) + e^{-mean of |ε - ε'|² |z - z'|},  z = G(y, ε)
+        w_i = SGD[f_i + ℓ(φ(G(y, ε)), y)](w)
+        w ← Σ_i p_i w_i
+    """
     family: ClassVar[str] = "global model"
     suits: ClassVar[tuple[str, ...]] = ("label shift",)
     results: ClassVar[dict[str, str]] = {"FedGen": "pre"}

@@ -47,6 +47,10 @@ class FedLC(Method[Server, State, Down, Up]):
     )
 
     title: ClassVar[str] = "FedLC"
+    formula: ClassVar[str] = """
+        w_i = SGD of -log e^{u_y - τ n_y^(-1/4)} / Σ_k e^{u_k - τ n_k^(-1/4)}, from w
+        w ← Σ_i p_i w_i
+    """
     family: ClassVar[str] = "global model"
     suits: ClassVar[tuple[str, ...]] = ("label shift",)
     results: ClassVar[dict[str, str]] = {"FedLC": "pre"}

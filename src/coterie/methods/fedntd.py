@@ -47,6 +47,10 @@ class FedNTD(Method[Server, State, Down, Up]):
     temperature: float = field(default=1.0, metadata={"help": "temperature of the distillation (τ)", "above": 0})
 
     title: ClassVar[str] = "FedNTD"
+    formula: ClassVar[str] = """
+        w_i = SGD[f_i + β KL(q of w ‖ q)](w),  q_k ∝ e^{u_k / τ} over the classes k ≠ y
+        w ← Σ_i p_i w_i
+    """
     family: ClassVar[str] = "global model"
     suits: ClassVar[tuple[str, ...]] = ("label shift",)
     results: ClassVar[dict[str, str]] = {"FedNTD": "pre"}

@@ -60,6 +60,14 @@ class FedOpt(Method[Server, State, Down, Up]):
     server_eps: float = field(default=1e-3, metadata={"help": "degree of adaptivity (τ)", "above": 0})
 
     title: ClassVar[str] = "FedOpt"
+    formula: ClassVar[str] = """
+        w_i = SGD[f_i](w),  Δ = Σ_i p_i w_i - w
+        m ← β₁ m + (1 - β₁) Δ
+        v ← v + Δ²                              FedAdagrad
+            v - (1 - β₂) Δ² sign(v - Δ²)        FedYogi
+            β₂ v + (1 - β₂) Δ²                  FedAdam
+        w ← w + η m / (√v + τ)
+    """
     family: ClassVar[str] = "server optimizer"
     results: ClassVar[dict[str, str]] = {"FedOpt": "pre"}
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}

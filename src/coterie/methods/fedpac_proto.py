@@ -73,6 +73,10 @@ class FedPACProto(Method[Server, State, Down, Up]):
     class_weight: str = field(default="prior", metadata={"help": "weight of a class in that loss: prior or uniform"})
 
     title: ClassVar[str] = "FedPAC-Proto"
+    formula: ClassVar[str] = """
+        φ_i ← Σ_j α_ij φ_j',  α_ij = e^{-f_ij} / Σ_l e^{-f_il}
+        f_ij = Σ_k n_jk / n_j ℓ(φ_i'(c_jk), k)
+    """
     family: ClassVar[str] = "prototypes"
     suits: ClassVar[tuple[str, ...]] = ("label shift",)
     results: ClassVar[dict[str, str]] = {"FedPAC-Proto": "pre"}

@@ -48,6 +48,10 @@ class FedPer(Method[Server, State, Down, Up]):
     average_heads: bool = field(default=False, metadata={"help": "also send heads, to evaluate a global model"})
 
     title: ClassVar[str] = "FedPer"
+    formula: ClassVar[str] = """
+        (θ_i, φ_i) ← SGD[f_i](θ, φ_i)
+        θ ← Σ_i p_i θ_i
+    """
     family: ClassVar[str] = "personal head"
     suits: ClassVar[tuple[str, ...]] = ("label shift",)
     results: ClassVar[dict[str, str]] = {"FedPer": "pre"}

@@ -65,6 +65,11 @@ class FedPHP(Method[Server, State, Down, Up]):
     by: str = field(default="features", metadata={"help": "what the inherited model supervises: features or outputs"})
 
     title: ClassVar[str] = "FedPHP"
+    formula: ClassVar[str] = """
+        w_i = SGD[(1 - λ) f_i + λ MMD²(z, z of v_i)](w)
+        v_i ← μ_t v_i + (1 - μ_t) w_i
+        w ← Σ_i p_i w_i
+    """
     family: ClassVar[str] = "regularized"
     results: ClassVar[dict[str, str]] = {"FedPHP": "post"}
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}

@@ -43,6 +43,10 @@ class FedProx(Method[Server, State, Down, Up]):
     pull: float = field(default=0.01, metadata={"help": "pull towards the received model (μ)", "low": 0})
 
     title: ClassVar[str] = "FedProx"
+    formula: ClassVar[str] = """
+        w_i = SGD[f_i(w') + μ/2 |w' - w|²](w)
+        w ← Σ_i p_i w_i
+    """
     family: ClassVar[str] = "global model"
     results: ClassVar[dict[str, str]] = {"FedProx": "pre"}
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}

@@ -55,6 +55,11 @@ class FedRep(Method[Server, State, Down, Up]):
     average_heads: bool = field(default=False, metadata={"help": "also send heads, to evaluate a global model"})
 
     title: ClassVar[str] = "FedRep"
+    formula: ClassVar[str] = """
+        φ_i ← SGD[f_i(θ, ·)](φ_i)
+        θ_i = SGD[f_i(·, φ_i)](θ)
+        θ ← Σ_i p_i θ_i
+    """
     family: ClassVar[str] = "personal head"
     suits: ClassVar[tuple[str, ...]] = ("label shift",)
     results: ClassVar[dict[str, str]] = {"FedRep": "pre"}

@@ -52,6 +52,11 @@ class FedRoD(Method[Server, State, Down, Up]):
     )
 
     title: ClassVar[str] = "Fed-RoD"
+    formula: ClassVar[str] = """
+        -log n_y e^{u_y} / Σ_k n_k e^{u_k},  u = φ(z), trains θ and φ
+        ℓ(φ(z) + φ_i(z), y) trains φ_i
+        (θ, φ) ← Σ_i p_i (θ_i, φ of client i)
+    """
     family: ClassVar[str] = "personal head"
     suits: ClassVar[tuple[str, ...]] = ("label shift",)
     results: ClassVar[dict[str, str]] = {"Fed-RoD": "pre"}

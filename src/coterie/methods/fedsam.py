@@ -49,6 +49,10 @@ class FedSAM(Method[Server, State, Down, Up]):
     weight_by_samples: bool = field(default=False, metadata={"help": "average models by samples; otherwise uniformly"})
 
     title: ClassVar[str] = "FedSAM"
+    formula: ClassVar[str] = """
+        w_i ← w_i - η ∇f_i(w_i + ρ g / |g|),  g = ∇f_i(w_i)
+        w ← mean of w_i
+    """
     family: ClassVar[str] = "global model"
     results: ClassVar[dict[str, str]] = {"FedSAM": "pre"}
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}

@@ -42,6 +42,10 @@ class FedSim(Method[Server, State, Down, Up]):
     personal: str = sharing.kept("head")
 
     title: ClassVar[str] = "FedSim"
+    formula: ClassVar[str] = """
+        (u_i, v_i) ← SGD[f_i](u, v_i), shared and personal part
+        u ← Σ_i p_i u_i
+    """
     family: ClassVar[str] = "personal layers"
     suits: ClassVar[tuple[str, ...]] = ("label shift", "feature shift")
     results: ClassVar[dict[str, str]] = {"FedSim": "pre"}

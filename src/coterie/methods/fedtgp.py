@@ -78,6 +78,11 @@ class FedTGP(Method[Server, State, Down, Up]):
     server_lr: float = field(default=0.01, metadata={"help": "learning rate of the prototypes", "low": 0})
 
     title: ClassVar[str] = "FedTGP"
+    formula: ClassVar[str] = """
+        w_i ← SGD[f_i + λ |z - P_y|² / d](w_i)
+        P ← SGD of Σ_i Σ_k -log e^{-(|c_ik - P_k| + δ)} / (e^{-(|c_ik - P_k| + δ)} + Σ_l≠k e^{-|c_ik - P_l|})
+        δ = min(max |c_k - c_l|, τ),  c_ik: mean of z over class k of client i,  c_k: mean of c_ik
+    """
     family: ClassVar[str] = "prototypes"
     suits: ClassVar[tuple[str, ...]] = ("label shift",)
     results: ClassVar[dict[str, str]] = {"FedTGP": "post"}

@@ -57,6 +57,11 @@ class FML(Method[Server, State, Down, Up]):
     )
 
     title: ClassVar[str] = "FML"
+    formula: ClassVar[str] = """
+        v_i ← SGD[α ℓ(v) + (1 - α) KL(w' ‖ v)](v_i)
+        w_i = SGD[β ℓ(w') + (1 - β) KL(v ‖ w')](w), both at once
+        w ← Σ_i p_i w_i
+    """
     family: ClassVar[str] = "regularized"
     results: ClassVar[dict[str, str]] = {"FML": "post"}
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}

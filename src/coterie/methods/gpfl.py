@@ -81,6 +81,11 @@ class GPFL(Method[Server, State, Down, Up]):
     average_heads: bool = field(default=False, metadata={"help": "also send heads, to evaluate a global model"})
 
     title: ClassVar[str] = "GPFL"
+    formula: ClassVar[str] = """
+        ℓ(φ_i(C(z, p_i)), y) + ℓ(cos(C(z, g), e), y) + λ |C(z, g) - e_y|
+        C(z, c) = relu((1 + γ(c)) ⊙ z + β(c)),  p_i = Σ_k n_ik e_k / n_i,  g = mean of e_k
+        (θ, C, e) ← Σ_i p_i (θ, C, e of client i)
+    """
     family: ClassVar[str] = "personal head"
     suits: ClassVar[tuple[str, ...]] = ("label shift",)
     results: ClassVar[dict[str, str]] = {"GPFL": "pre"}

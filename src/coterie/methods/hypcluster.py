@@ -54,6 +54,10 @@ class HypCluster(Method[Server, State, Down, Up]):
     clusters: int = field(default=5, metadata={"help": "models that the server keeps (k)", "low": 1})
 
     title: ClassVar[str] = "HypCluster"
+    formula: ClassVar[str] = """
+        j_i = argmin over j of f_i(w_j)
+        w_j ← Σ_i n_i SGD[f_i](w_j) / Σ_i n_i over clients with j_i = j
+    """
     family: ClassVar[str] = "clusters"
     suits: ClassVar[tuple[str, ...]] = ("feature shift", "new clients")
     results: ClassVar[dict[str, str]] = {"HypCluster": "finished"}

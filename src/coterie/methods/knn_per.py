@@ -59,6 +59,10 @@ class KNNPer(Method[Server, State, Down, Up]):
     width: float = field(default=1.0, metadata={"help": "width of the kernel, per feature (σ)", "above": 0})
 
     title: ClassVar[str] = "kNN-Per"
+    formula: ClassVar[str] = """
+        p(k | x) = λ Σ_n [y_n = k] e^{-|z - z_n|² / (σ d)} / Σ_n e^{-|z - z_n|² / (σ d)} + (1 - λ) softmax(φ(z))_k
+        n: the k nearest samples of the client
+    """
     family: ClassVar[str] = "fine-tuning"
     suits: ClassVar[tuple[str, ...]] = ("label shift", "new clients")
     results: ClassVar[dict[str, str]] = {"kNN-Per": "finished"}

@@ -46,6 +46,10 @@ class LGFedAvg(Method[Server, State, Down, Up]):
     personal: str = sharing.kept("encoder")
 
     title: ClassVar[str] = "LG-FedAvg"
+    formula: ClassVar[str] = """
+        (θ_i, φ_i) ← SGD[f_i](θ_i, φ)
+        φ ← Σ_i p_i φ_i
+    """
     family: ClassVar[str] = "personal layers"
     suits: ClassVar[tuple[str, ...]] = ("feature shift",)
     results: ClassVar[dict[str, str]] = {"LG-FedAvg": "pre"}

@@ -46,6 +46,11 @@ class MOON(Method[Server, State, Down, Up]):
     temperature: float = field(default=0.5, metadata={"help": "temperature of the contrastive loss (τ)", "above": 0})
 
     title: ClassVar[str] = "MOON"
+    formula: ClassVar[str] = """
+        w_i = SGD[f_i + μ ℓ](w),  ℓ = -log e^{s/τ} / (e^{s/τ} + e^{s'/τ})
+        s = cos(z, z of w),  s' = cos(z, z of the previous w_i)
+        w ← Σ_i p_i w_i
+    """
     family: ClassVar[str] = "global model"
     results: ClassVar[dict[str, str]] = {"MOON": "pre"}
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}

@@ -46,6 +46,10 @@ class MRMTL(Method[Server, State, Down, Up]):
     pull: float = field(default=0.1, metadata={"help": "pull of personal models towards their mean (λ)", "low": 0})
 
     title: ClassVar[str] = "MR-MTL"
+    formula: ClassVar[str] = """
+        v_i ← SGD[f_i(v) + λ/2 |v - w|²](v_i)
+        w ← mean of v_i
+    """
     family: ClassVar[str] = "regularized"
     suits: ClassVar[tuple[str, ...]] = ("few clients",)
     results: ClassVar[dict[str, str]] = {"MR-MTL": "post"}

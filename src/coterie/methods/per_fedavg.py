@@ -58,6 +58,11 @@ class PerFedAvg(Method[Server, State, Down, Up]):
     )
 
     title: ClassVar[str] = "Per-FedAvg"
+    formula: ClassVar[str] = """
+        min over w of Σ_i p_i f_i(w - α ∇f_i(w)), by steps on batches D and D':
+        w_i ← w_i - η (I - α ∇²f_i(w_i; D)) ∇f_i(w_i - α ∇f_i(w_i; D); D')
+        w ← Σ_i p_i w_i,  personal model: w - α ∇f_i(w)
+    """
     family: ClassVar[str] = "fine-tuning"
     suits: ClassVar[tuple[str, ...]] = ("new clients",)
     results: ClassVar[dict[str, str]] = {"Per-FedAvg": "finished"}

@@ -73,6 +73,11 @@ class pFedFDA(Method[Server, State, Down, Up]):
     ridge: float = field(default=1.0, metadata={"help": "added to the variances of local Gaussians", "low": 0})
 
     title: ClassVar[str] = "pFedFDA"
+    formula: ClassVar[str] = """
+        u_k = log π_ik - ½ (z - μ_k)ᵀ Σ⁻¹ (z - μ_k)
+        (μ, Σ)_i ← β (μ̂, Σ̂)_i + (1 - β) (μ, Σ)
+        θ_i = SGD[f_i](θ),  (θ, μ, Σ) ← Σ_i p_i (θ, μ, Σ)_i
+    """
     family: ClassVar[str] = "prototypes"
     suits: ClassVar[tuple[str, ...]] = ("label shift", "feature shift")
     results: ClassVar[dict[str, str]] = {"pFedFDA": "finished"}

@@ -61,6 +61,11 @@ class pFedLA(Method[Server, State, Down, Up]):
     own: float = field(default=1.0, metadata={"help": "initial logit of a client's own model in its means", "low": 0})
 
     title: ClassVar[str] = "pFedLA"
+    formula: ClassVar[str] = """
+        w̄_i = Σ_j α_ij w_j in every layer,  α_i = softmax of h_i(v_i)
+        w_i = SGD[f_i](w̄_i)
+        (h_i, v_i) ← (h_i, v_i) + η (∂w̄_i / ∂(h_i, v_i))ᵀ (w_i - w̄_i)
+    """
     family: ClassVar[str] = "hypernetwork"
     suits: ClassVar[tuple[str, ...]] = ("few clients",)
     results: ClassVar[dict[str, str]] = {"pFedLA": "post"}

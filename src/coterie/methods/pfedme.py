@@ -54,6 +54,11 @@ class pFedMe(Method[Server, State, Down, Up]):
     use_local: bool = field(default=False, metadata={"help": "predict with the local copy (w), not the personal model"})
 
     title: ClassVar[str] = "pFedMe"
+    formula: ClassVar[str] = """
+        θ_i ≈ argmin over θ of f_i(θ) + λ/2 |θ - w_i|²
+        w_i ← w_i - η λ (w_i - θ_i)
+        w ← (1 - β) w + β Σ_i p_i w_i
+    """
     family: ClassVar[str] = "regularized"
     results: ClassVar[dict[str, str]] = {"pFedMe": "post"}
     needs_sgd: ClassVar[str] = "a step towards the personal model is lr times λ times their distance"

@@ -54,6 +54,11 @@ class SCAFFOLD(Method[Server, State, Down, Up]):
     )
 
     title: ClassVar[str] = "SCAFFOLD"
+    formula: ClassVar[str] = """
+        y ← y - η (∇f_i(y) - c_i + c), K steps from y = w
+        c_i⁺ = c_i - c + (w - y_i) / (K η)
+        w ← mean of y_i,  c ← c + Σ_i (c_i⁺ - c_i) / m
+    """
     family: ClassVar[str] = "global model"
     results: ClassVar[dict[str, str]] = {"SCAFFOLD": "pre"}
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}

@@ -70,6 +70,10 @@ class SuPerFed(Method[Server, State, Down, Up]):
     )
 
     title: ClassVar[str] = "SuPerFed"
+    formula: ClassVar[str] = """
+        f_i((1 - λ) w' + λ v_i) + μ/2 |w' - w|² + ν cos²(w', v_i) trains w' and v_i,  λ ~ U(0, 1) in every step
+        w ← Σ_i p_i w' of client i
+    """
     family: ClassVar[str] = "mixture"
     results: ClassVar[dict[str, str]] = {"SuPerFed": "post"}
     protections: ClassVar[Protections] = {"dp-client": ALLOWED, "dp-sample": ALLOWED}

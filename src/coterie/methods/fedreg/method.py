@@ -88,6 +88,11 @@ class FedReG(Method[Server, State, Down, Up]):
     original_pass: bool = field(default=True, metadata={"help": "first pass over the client's data"})
 
     title: ClassVar[str] = "FedReG"
+    formula: ClassVar[str] = """
+        ℓ(φ(z) + φ_i(z), y) on the client's samples trains θ and φ_i
+        ℓ(φ(z), y) on a rebalanced set trains θ and φ
+        θ ← Σ_i p_i θ_i,  φ ← Σ_i e_i φ of client i / Σ_i e_i,  e_i: effective samples
+    """
     family: ClassVar[str] = "personal head"
     suits: ClassVar[tuple[str, ...]] = ("label shift",)
     results: ClassVar[dict[str, str]] = {"FedReG": "pre"}
