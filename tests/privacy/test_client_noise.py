@@ -9,7 +9,7 @@ import torch
 
 from coterie.core import tree
 from coterie.core.method import Census
-from coterie.core.wrapper import innermost_server
+from coterie.core.wrapper import lasting_server
 from coterie.execution import Looped, Turn
 from coterie.execution.requests import send
 from coterie.privacy import Protection, taken_part
@@ -31,7 +31,7 @@ def one_round(name: str, noise: float, clip: float, seed: int = 0, zero: int | N
         still = tree.overlay(ups, downs)
         ups = tree.apply(lambda up, down: torch.cat([up[:zero], down[zero : zero + 1], up[zero + 1 :]]), ups, still)
     after = method.server_receive(server, everyone, ups)
-    return innermost_server(method, server), innermost_server(method, after), ups
+    return lasting_server(method, server), lasting_server(method, after), ups
 
 
 def test_without_noise_it_is_the_plain_mean_of_clipped_moves() -> None:
@@ -68,7 +68,7 @@ def test_a_client_changes_the_state_by_no_more_than_its_share(name: str) -> None
 def test_the_server_is_not_told_sizes() -> None:
     method = Protection(dp="client").around(toy.method("scaffold"), toy.model(), 5, 0)
     server = method.server_init(toy.model(), Census(torch.tensor([7, 9]), torch.ones(2, 4)))
-    assert innermost_server(method, server).samples.tolist() == [1, 1]
+    assert lasting_server(method, server).samples.tolist() == [1, 1]
 
 
 def test_noise_is_new_in_every_round() -> None:

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
+from coterie.core.batchnorm import AVERAGED, LOCAL, WORDS, KeptNorms, kept_names
 from coterie.core.data import FederatedData
 from coterie.core.method import AnyMethod
 from coterie.core.model import Model
 from coterie.core.printable import printable
 from coterie.core.training import LocalTraining
-from coterie.core.wrapper import innermost
+from coterie.core.wrapper import innermost, lasting
 from coterie.data import describe_input
 from coterie.data.describe import some
 from coterie.data.user.pooled import GUESSED
@@ -25,7 +26,8 @@ from coterie.runs.describe import numbers
 def opening(backend: Backend, settings: Settings) -> list[str]:
     method = innermost(backend.method)
     data = data_lines(backend) if isinstance(backend, LocalBackend) else []
-    lines = [*data, *model_lines(backend.model), *method_lines(method), federation_line(settings, backend)]
+    network = [*model_lines(backend.model), *norm_lines(backend.method, backend.model, settings.batchnorm)]
+    lines = [*data, *network, *method_lines(method), federation_line(settings, backend)]
     return list(map(printable, lines))
 
 
@@ -57,6 +59,17 @@ def model_lines(model: Model) -> list[str]:
     fixed = f"; {frozen:,} frozen numbers, which are not trained and do not travel" if frozen else ", nothing frozen"
     random = f"; random in training: {model.draws}" if model.draws else ""
     return [f"network: {encoder:,} numbers in the encoder, {head:,} in the head '{model.head_name}'{fixed}{random}"]
+
+
+def norm_lines(method: AnyMethod, model: Model, policy: str) -> list[str]:
+    """What becomes of BatchNorm; nothing for a network without it."""
+    if not kept_names(LOCAL, model):
+        return []
+    kept = lasting(method)
+    nothing = isinstance(kept, KeptNorms) and not kept.places
+    more = f"; {method.title} sends none of it in any case" if nothing else ""
+    other = "" if policy != AVERAGED else "; --batchnorm or batchnorm=... names another policy"
+    return [f"batchnorm: {policy}: {WORDS[policy]}{more}{other}"]
 
 
 def method_lines(method: AnyMethod) -> list[str]:

@@ -36,6 +36,7 @@ def run(
     aggregate_last_round: bool | None = None,
     new_clients: float | str | None = None,
     evaluate_every: int | None = None,
+    batchnorm: str | None = None,
     seed: int | None = None,
     # local training
     local_epochs: int | None = None,
@@ -118,6 +119,7 @@ def run(
     aggregate_last_round: all clients take part in the last round.
     new_clients: clients that do not train and are evaluated at the end: their share, or names such as "s22,s23".
     evaluate_every: rounds between evaluations; the last round is always evaluated.
+    batchnorm: "averaged", "local-statistics" (running statistics stay with each client) or "local" (whole layers stay).
     seed: seed of all randomness.
 
     local_epochs, batch_size: epochs of a round, and samples of a batch.

@@ -18,7 +18,7 @@ from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
 from coterie.core.metric_scale import MetricScale
 from coterie.core.names import client_name, client_number
-from coterie.core.wrapper import innermost
+from coterie.core.wrapper import lasting
 from coterie.execution import Backend, LocalBackend
 from coterie.federation.finals import PERSONAL, FinalMetrics
 from coterie.federation.history import POINTS, History, clients_text
@@ -210,7 +210,7 @@ class Result(TrainedFederation):
 
 def reloaded(path: Path, backend: Backend, privacy: Mapping[str, Any] | None, config: Mapping[str, Any]) -> Result:
     """The result as `coterie.run` returned it. backend: of the run; nothing is trained."""
-    method, model = innermost(backend.method), replace(backend.model.to("cpu"), precision="fp32")
+    method, model = lasting(backend.method), replace(backend.model.to("cpu"), precision="fp32")
     history = History(read_all_records(path / "checkpoint"))
     history.ended = ended_of(path)
     server, files = method.server_init(model, backend.census), ModelFiles(RunFiles(path))

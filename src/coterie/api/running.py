@@ -18,11 +18,12 @@ from coterie.api.methods import About, choose
 from coterie.api.opening import opening
 from coterie.api.result import Result, reloaded
 from coterie.core import tree
+from coterie.core.batchnorm import AVERAGED, keep_norms
 from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
 from coterie.core.method import AnyMethod
 from coterie.core.model import Model
-from coterie.core.wrapper import innermost, innermost_server
+from coterie.core.wrapper import innermost, lasting, lasting_server
 from coterie.execution import Backend, LocalBackend
 from coterie.execution.choice import Execution, place
 from coterie.federation import Ending, History, Round, Safety, Settings, federate
@@ -102,6 +103,9 @@ def execute(
     )
     new = strangers.train.sizes if strangers else ()
     privacy = guarantee(protection, method, model, federation, known.train.x[:1], known.train.sizes, new)
+    if encryption.encrypt and federation.batchnorm != AVERAGED:
+        raise CoterieError(f"encrypt and batchnorm={federation.batchnorm} cannot be combined; use batchnorm=averaged")
+    method = keep_norms(method, federation.batchnorm, model)
     method = protection.around(method, model, federation.joining(known.num_clients), federation.seed)
     method = encryption.around(method)
     placed = place(method, model, known, federation.seed, how)
@@ -283,7 +287,7 @@ def train(
         history.append(meet(server, newcomers, replace(settings, rounds=rounds)))
         note(history[-1])
     finals = measure_every(backend, server) if isinstance(backend, LocalBackend) else None
-    server = innermost_server(backend.method, tree.apply(lambda t: t.cpu(), server))
+    server = lasting_server(backend.method, tree.apply(lambda t: t.cpu(), server))
     model = replace(backend.model.to("cpu"), precision="fp32")
     data = backend.data if isinstance(backend, LocalBackend) else None
-    return Result(innermost(backend.method), model, data, server, backend.states, history, finals=finals)
+    return Result(lasting(backend.method), model, data, server, backend.states, history, finals=finals)

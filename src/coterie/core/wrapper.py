@@ -6,7 +6,7 @@ Protections (noise, clipping, encryption) are such wrappers, so they work with e
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -18,6 +18,8 @@ from coterie.core.tree import Tree
 
 @dataclass(frozen=True)
 class Around(Method[Any, Any, Any, Any]):
+    lasts: ClassVar[bool] = False  # True: models after the run need it, not only the rounds
+
     inner: Method[Any, Any, Any, Any] = field(kw_only=True)
 
     def __post_init__(self) -> None:
@@ -84,11 +86,20 @@ def innermost(method: Method[Any, Any, Any, Any]) -> Method[Any, Any, Any, Any]:
     return innermost(method.inner) if isinstance(method, Around) else method
 
 
-def innermost_down(method: Method[Any, Any, Any, Any], down: Any) -> Any:
-    """The innermost method's Down."""
-    return innermost_down(method.inner, method.opened(down)) if isinstance(method, Around) else down
+def lasting(method: Method[Any, Any, Any, Any]) -> Method[Any, Any, Any, Any]:
+    """The method that a run leaves: without the wrappers that only its rounds need, such as protections."""
+    return lasting(method.inner) if isinstance(method, Around) and not method.lasts else method
 
 
-def innermost_server(method: Method[Any, Any, Any, Any], server: Any) -> Any:
-    """The server state of the innermost method."""
-    return innermost_server(method.inner, method.inside(server)) if isinstance(method, Around) else server
+def lasting_down(method: Method[Any, Any, Any, Any], down: Any) -> Any:
+    """The Down of the lasting method."""
+    if isinstance(method, Around) and not method.lasts:
+        return lasting_down(method.inner, method.opened(down))
+    return down
+
+
+def lasting_server(method: Method[Any, Any, Any, Any], server: Any) -> Any:
+    """The server state of the lasting method."""
+    if isinstance(method, Around) and not method.lasts:
+        return lasting_server(method.inner, method.inside(server))
+    return server

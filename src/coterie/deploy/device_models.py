@@ -16,7 +16,7 @@ from coterie.api.result import Result
 from coterie.core import tree
 from coterie.core.errors import CoterieError
 from coterie.core.version import VERSION
-from coterie.core.wrapper import innermost, innermost_down
+from coterie.core.wrapper import lasting, lasting_down
 from coterie.deploy.device import Device
 from coterie.deploy.device_setup import DevicePolicy
 from coterie.deploy.handshake import Terms
@@ -43,7 +43,7 @@ def save_models(device: Device, terms: Terms, out: Path, policy: DevicePolicy) -
     """Write the run folder of a device; returns its path."""
     found = {client: model for client in device.ids if (model := device.personal(client)) is not None}
     for model in found.values():
-        model["down"] = innermost_down(device.method, model["down"])
+        model["down"] = lasting_down(device.method, model["down"])
     if not found:
         raise CoterieError("the federation ended before any client of this device had a model")
     ids = tuple(sorted(found))
@@ -52,7 +52,7 @@ def save_models(device: Device, terms: Terms, out: Path, policy: DevicePolicy) -
         max(device.round, 1), torch.tensor(ids), scores=scores(device, ids), metric=device.model.task.metric.scale
     )
     states = ClientMemory(len(ids), torch.device("cpu"))
-    result = DeviceResult(innermost(device.method), device.model, data, (), states, History([record]), found)
+    result = DeviceResult(lasting(device.method), device.model, data, (), states, History([record]), found)
     config = {
         "method": terms.method,
         "network": {

@@ -17,6 +17,7 @@ from torch import nn
 from coterie.analysis.lookup import described
 from coterie.api import About, choose, drive, guarantee
 from coterie.api.result import Result
+from coterie.core.batchnorm import AVERAGED
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.method import AnyMethod
 from coterie.core.model import Model
@@ -237,6 +238,8 @@ def announce(
 def check(federation: Settings) -> None:
     if federation.new_clients:
         raise CoterieError("--new-clients works in simulations only: remove it")
+    if federation.batchnorm != AVERAGED:
+        raise CoterieError(f"--batchnorm {federation.batchnorm} works in simulations only; devices average BatchNorm")
 
 
 def check_private(protection: Protection, safety: Safety) -> None:

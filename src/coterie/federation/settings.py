@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from coterie.core import ranges
+from coterie.core.batchnorm import AVERAGED, POLICIES, check_policy
 from coterie.core.explicit import Explicit
 from coterie.core.typed import check_fields
 
@@ -37,7 +38,14 @@ class Settings(Explicit):
     evaluate_every: int = field(
         default=1, metadata={"help": "rounds between evaluations; the last round is always evaluated", "low": 1}
     )
+    batchnorm: str = field(
+        default=AVERAGED,
+        metadata={"help": f"BatchNorm of clients: {', '.join(POLICIES)}; local layers or statistics do not travel"},
+    )
     seed: int = field(default=0, metadata={"help": "seed of all randomness", "low": 0, "below": MAX_SEED})
+
+    def __post_init__(self) -> None:
+        check_policy(self.batchnorm)
 
     def joining(self, num_clients: int, round: int | None = None) -> int:
         """The number of participants in round 0, 1, ..., or in an ordinary round."""

@@ -24,7 +24,7 @@ from coterie.core.method import AnyMethod
 from coterie.core.model import Model, Weights
 from coterie.core.task import Task
 from coterie.core.tree import Tree
-from coterie.core.wrapper import innermost, innermost_down
+from coterie.core.wrapper import lasting, lasting_down
 from coterie.models.adapters import merge, put, save_adapter
 from coterie.models.prediction import InUse, Reads, Recorder, hold, plain_fields, skeleton, weights_in
 from coterie.models.samples import ModelInfo, check_samples, probe
@@ -196,7 +196,7 @@ class Composite(PersonalModel):
 
 def make_personal_model(info: ModelInfo, method: AnyMethod, model: Model, state: Any, down: Any) -> PersonalModel:
     """Build the module that computes `method.client_predict(model, state, down, x)` in the precision of its weights."""
-    method, down, model = innermost(method), innermost_down(method, down), replace(model, precision="fp32")
+    method, down, model = lasting(method), lasting_down(method, down), replace(model, precision="fp32")
     state, down = tree.apply(lambda t: t.to(model.mean.device), (state, down))
     x = probe(info.shape, info.dtype).to(model.mean.device)
     watched, reads = Recorder(**plain_fields(model)), Reads()

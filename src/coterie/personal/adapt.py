@@ -22,6 +22,7 @@ from coterie.core.batch import TEST_BATCH
 from coterie.core.data import FederatedData, Split
 from coterie.core.errors import CoterieError
 from coterie.core.method import AnyMethod
+from coterie.core.wrapper import Around, innermost
 from coterie.execution import LocalBackend, Looped, Turn
 from coterie.execution.scoring import slices
 from coterie.federation import History, Round
@@ -103,6 +104,8 @@ def hold_out(
 def with_epochs(method: AnyMethod, epochs: int | None) -> AnyMethod:
     if epochs is None:
         return method
+    if isinstance(method, Around):
+        return replace(method, inner=with_epochs(method.inner, epochs))
     final = {"finetune_epochs": epochs} if "finetune_epochs" in {f.name for f in fields(method)} else {}
     return replace(method, train=method.train.but(local_epochs=epochs), **final)
 
@@ -147,7 +150,7 @@ def chance(run: Run, clients: LocalBackend, down: Any) -> Chance:
 def config_of(run: Run, method: AnyMethod, data: FederatedData, source: Path) -> dict[str, Any]:
     """The configuration of the run, for this client."""
     config = dict(run.config)
-    config["method"] = described(method)
+    config["method"] = described(innermost(method))
     sizes = {"train_sizes": list(data.train.sizes), "test_sizes": list(data.test.sizes)}
     own = {"name": data.name, "clients": 1, "client_names": list(data.client_names), "partition": None}
     config["data"] = {**run.section("data"), **own, **sizes}

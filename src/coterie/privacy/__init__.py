@@ -15,6 +15,7 @@ from coterie.core.errors import CoterieError, unknown
 from coterie.core.method import Method
 from coterie.core.model import Model
 from coterie.core.typed import check_fields
+from coterie.core.wrapper import innermost
 from coterie.privacy.accountant import ACCOUNTANTS, Spent, best_accountant, describe, epsilon
 from coterie.privacy.client_noise import ClientNoise
 from coterie.privacy.noise import Noise, ReproducibleNoise, SecretNoise
@@ -140,7 +141,7 @@ class Protection:
         return self._around(method, model, joining, 0, source)
 
     def _around(self, method: AnyMethod, model: Model, joining: int, seed: int, source: Noise) -> AnyMethod:
-        self.check(method)
+        self.check(innermost(method))
         if self.dp == "sample":
             check_network(model)
             method = SampleNoise(inner=method, noise=self.dp_noise, bound=self.dp_clip, source=source)

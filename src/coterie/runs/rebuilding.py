@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from coterie.core.batchnorm import AVERAGED, keep_norms
 from coterie.core.errors import CoterieError
 from coterie.core.importing import is_code, trusted, untrusted
 from coterie.core.method import AnyMethod
@@ -25,7 +26,9 @@ def rebuilt_method(run: Run) -> AnyMethod:
         trust(run, "method", section["class"])
         own = section["class"]
     with run.files.parsing("config.json"):
-        return made_method(section, own)
+        method = made_method(section, own)
+    policy = run.settings.batchnorm
+    return method if policy == AVERAGED else keep_norms(method, policy, run.model)
 
 
 def rebuilt_task(run: Run) -> Task:
