@@ -14,6 +14,7 @@ from torch.func import functional_call
 from coterie.core import padding, tree
 from coterie.core.gradients import functional_gradient
 from coterie.core.model import make_model
+from coterie.core.rehearsal import vmap_problem
 from coterie.core.tree import Live, Tree, is_statistic
 from tests import toy
 
@@ -127,6 +128,23 @@ def test_half_precision_has_a_gradient_side_by_side(real: Tensor | None) -> None
     apart, whole = (sum(t.square().sum() for t in slopes.values()) ** 0.5 for slopes in (
         {n: found[n] - slope for n, slope in exact.items()}, exact))  # fmt: skip
     assert apart < 0.1 * whole
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [nn.GroupNorm(2, 4), nn.LayerNorm([4, 10, 10]), nn.InstanceNorm2d(4, affine=True)],
+    ids=lambda n: type(n).__name__,
+)
+def test_norms_of_a_user_in_half_precision_are_stacked(norm: nn.Module) -> None:
+    """torch has no gradient of them for bf16 samples and float32 weights under vmap; in float32 it has."""
+    data = toy.toy(augmented=False)
+    network = nn.Sequential(nn.Conv2d(1, 4, 3), norm, nn.ReLU(), nn.Flatten(), nn.Linear(400, toy.CLASSES))
+    model = replace(make_model(network, toy.SHAPE, toy.CLASSES), precision="bf16")
+    found, same = (run(toy.method("fedavg"), model, data, rounds=1)[0] for run in (toy.looped, toy.stacked))
+    assert vmap_problem(toy.method("fedavg"), model, data.train.x[:4], data.train.y[:4]) == ""
+    assert toy.distance(found, same) < 0.02
+    exact = toy.looped(toy.method("fedavg"), replace(model, precision="fp32"), data, rounds=1)[0]
+    assert 0 < toy.distance(found, exact) < 0.05
 
 
 def test_only_a_gpu_without_vmap_normalises_bf16_as_it_is() -> None:

@@ -255,6 +255,27 @@ def test_tokens_outside_the_vocabulary(name: str) -> None:
         network(torch.full((1, 6), 5))
 
 
+@pytest.mark.parametrize(("rows", "shift", "refused"), [(8, 0, True), (9, 0, False), (9, 1, True), (10, 1, False)])
+def test_an_embedding_of_a_user_that_is_too_small(rows: int, shift: int, refused: bool) -> None:
+    """One line before training, for the numbers that the embedding is given, which the network may shift."""
+
+    class Shifted(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + shift
+
+    tokens = torch.arange(12)[:, None].remainder(8).repeat(1, 5)
+    tokens[11, 3] = 8  # one sample of the last client
+    held = Split(tokens, torch.arange(12) % 2, (4, 8))
+    data = FederatedData("tokens", 2, held, held)
+    network = nn.Sequential(Shifted(), nn.Embedding(rows, 3), nn.Flatten(), nn.Linear(15, 2))
+    if refused:
+        given = rf"these samples give it numbers from {shift} to {8 + shift}; make it nn.Embedding\({9 + shift}, ...\)"
+        with pytest.raises(CoterieError, match=rf"the embedding '1' of this network has {rows} rows, .*, but {given}"):
+            coterie.run("fedavg", data, network, rounds=1, local_epochs=1, progress=False)
+    else:
+        make_network(network, data, 0)
+
+
 def test_numbers_are_not_tokens() -> None:
     rows = Split(torch.randn(4, 6), torch.arange(4) % 2, (2, 2))
     table = FederatedData("t", 2, rows, rows)

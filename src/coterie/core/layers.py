@@ -15,6 +15,7 @@ from coterie.core.forward import forward
 from coterie.core.tree import Tree, is_statistic
 
 Norm = nn.modules.batchnorm._NormBase  # BatchNorm and InstanceNorm
+NORMS = (Norm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 def is_frozen(layer: nn.Module) -> bool:
@@ -155,3 +156,18 @@ def frozen_of(module: nn.Module, weights: Tree) -> Tree:
     """Frozen parameters and other buffers, shared by all clients."""
     moving = {n for n, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}
     return {n: t.detach() for n, t in module.state_dict().items() if n not in weights and n not in moving}
+
+
+def own_copy(network: nn.Module) -> nn.Module:
+    """A copy of a user's network, without what only torch's own training needs. Layers that cannot work are refused."""
+    check_layers(network)
+    try:
+        network = copy.deepcopy(network)
+    except RuntimeError as error:  # a module holds a tensor with a gradient
+        raise CoterieError(f"the model cannot be copied: {error}") from None
+    for module in network.modules():
+        if isinstance(module, Norm):
+            module.num_batches_tracked = None  # used for torch's cumulative average only
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters = leave_weights  # type: ignore[method-assign]
+    return network

@@ -17,7 +17,7 @@ from coterie.core.data import Transform, is_pixels
 from coterie.core.errors import CoterieError
 from coterie.core.forward import forward
 from coterie.core.head import outputs, split_head
-from coterie.core.layers import check_forward, check_layers, copied, frozen_of, is_frozen, leave_weights, weights_of
+from coterie.core.layers import NORMS, Norm, check_forward, copied, frozen_of, is_frozen, own_copy, weights_of
 from coterie.core.metrics import SummedMetric
 from coterie.core.preprocess import Preprocess
 from coterie.core.task import Classification, Task
@@ -156,9 +156,8 @@ class Model:
         return torch.autocast(self.mean.device.type, torch.bfloat16, cache_enabled=False)
 
     def _padding(self) -> AbstractContextManager[object]:
-        if not self.batch_norm:
-            return nullcontext()
-        return padding.left_out(widen=self.precision == "bf16")
+        widen = self.normalizes and self.precision == "bf16"
+        return padding.left_out(widen) if self.batch_norm or widen else nullcontext()
 
     def _dropout(self, weights: Tree) -> AbstractContextManager[object]:
         return dropout.hashed() if self.hashed and isinstance(weights, Live) else nullcontext()
@@ -168,16 +167,24 @@ class Model:
         """Layers that draw from torch's stream, which stacked clients would share; empty: none."""
         return "" if self.hashed else self.draws
 
+    @property
+    def layers(self) -> tuple[nn.Module, ...]:
+        return *self.encoder.modules(), *self.head.modules()
+
     @cached_property
     def batch_norm(self) -> bool:
         """Whether the network has BatchNorm, so that the samples of a batch influence each other."""
-        modules = (*self.encoder.modules(), *self.head.modules())
-        return any(isinstance(m, nn.modules.batchnorm._NormBase) for m in modules)
+        return any(isinstance(layer, Norm) for layer in self.layers)
+
+    @cached_property
+    def normalizes(self) -> bool:
+        """Whether the network has a normalization layer of any kind."""
+        return any(isinstance(layer, NORMS) for layer in self.layers)
 
     @property
     def minds_padding(self) -> bool:
         """Whether padding changes the outputs of real samples: a layer like BatchNorm that is not handled."""
-        return not all(map(padding.is_left_out_by, (*self.encoder.modules(), *self.head.modules())))
+        return not all(map(padding.is_left_out_by, self.layers))
 
     @property
     def tests_by_client(self) -> bool:
@@ -187,8 +194,7 @@ class Model:
     @property
     def tests_by_batch(self) -> bool:
         """Whether samples influence each other in evaluation too: BatchNorm without running statistics."""
-        modules = (*self.encoder.modules(), *self.head.modules())
-        return any(isinstance(m, nn.modules.batchnorm._NormBase) and m.running_mean is None for m in modules)
+        return any(isinstance(layer, Norm) and layer.running_mean is None for layer in self.layers)
 
 
 def _as_in_training(module: nn.Module, training: bool) -> None:
@@ -215,7 +221,7 @@ def make_model(
     shape of one label. Parameters with requires_grad=False are frozen: they are shared by all
     clients, never trained and never sent in a round.
     """
-    network = _copied(network)
+    network = own_copy(network)
     trained = [p for p in network.parameters() if p.requires_grad]
     if not trained:
         frozen = any(True for _ in network.parameters())
@@ -241,20 +247,6 @@ def make_model(
             "sample; name another head with head=... or --head"
         )
     return replace(model, dim=z.shape[-1])
-
-
-def _copied(network: nn.Module) -> nn.Module:
-    check_layers(network)
-    try:
-        network = copy.deepcopy(network)
-    except RuntimeError as error:  # a module holds a tensor with a gradient
-        raise CoterieError(f"the model cannot be copied: {error}") from None
-    for module in network.modules():
-        if isinstance(module, nn.modules.batchnorm._NormBase):
-            module.num_batches_tracked = None  # used for torch's cumulative average only
-        if isinstance(module, nn.RNNBase):
-            module.flatten_parameters = leave_weights  # type: ignore[method-assign]
-    return network
 
 
 def _input(

@@ -1,6 +1,7 @@
 """BatchNorm without padding: the one layer that would mix padded samples with real ones.
 
-`known` marks which samples of a batch are real; inside `left_out`, torch's BatchNorm uses only these.
+`known` marks which samples of a batch are real; inside `left_out`, torch's BatchNorm uses only these. There, too, norms
+of bf16 samples are computed in float32 where torch has no gradient for them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from coterie.core import ops
 from coterie.core.errors import CoterieError
 
+NORMS = (F.group_norm, F.layer_norm, F.instance_norm)
 CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)
 _real: ContextVar[Tensor | None] = ContextVar("real", default=None)
 
@@ -55,6 +57,8 @@ class RealOnly(TorchFunctionMode):
     ) -> Any:
         if func is F.batch_norm:
             return batch_norm(self.real, *args, **kwargs or {})
+        if func in NORMS and args and isinstance(args[0], Tensor):
+            args = (widened(args[0]), *args[1:])
         if func in CONVOLUTIONS and len(args) > 2 and args[2] is not None:
             args = lowered(*args)
         return func(*args, **kwargs or {})
@@ -67,6 +71,11 @@ def lowered(x: Tensor, weight: Tensor, bias: Tensor, *more: Any) -> tuple[Any, .
         return x, weight, bias, *more
     dtype = torch.get_autocast_dtype(kind)
     return x.to(dtype), weight.to(dtype), bias.to(dtype), *more
+
+
+def widened(x: Tensor) -> Tensor:
+    """Samples of a norm in float32, if they are in bf16 and torch cannot differentiate that. So is its output."""
+    return x if takes_bf16(x) else x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def batch_norm(
@@ -102,7 +111,7 @@ def batch_norm(
 
 
 def takes_bf16(x: Tensor) -> bool:
-    """Whether torch has a gradient of BatchNorm for bf16 samples and float32 weights.
+    """Whether torch has a gradient of norms for bf16 samples and float32 weights.
 
     Neither the CPU nor vmap does: the rule of vmap multiplies the bf16 gradient by the float32 weight, and then calls a
     kernel that requires bf16.

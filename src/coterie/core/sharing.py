@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from coterie.core.errors import CoterieError, shortened
-from coterie.core.layers import Norm
+from coterie.core.layers import NORMS
 from coterie.core.model import Model, Weights
 from coterie.core.names import matching
 from coterie.core.tree import Live, Tree, flatten, is_statistic
 
-NORMS = (Norm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 WORDS = ("head", "encoder", "norm", "none")
 HELP = "what a client keeps: head, encoder, norm, none, or names of weights or modules, such as 'blocks.3|fc'"
 NOTHING = Weights({}, {})

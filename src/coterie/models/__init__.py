@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from coterie.core.data import FederatedData, Transform
+from coterie.core.data import FederatedData, Transform, is_pixels
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.importing import imported
 from coterie.core.model import Model, make_model
@@ -22,7 +22,7 @@ from coterie.models.cnn import akd_cnn, akd_cnn_text, cnn, conv4, convnet
 from coterie.models.mobilenet import mobilenet
 from coterie.models.network import Network, Shape
 from coterie.models.resnet import resnet18, resnet18_gn
-from coterie.models.series import check_tokens, cnn1d, lstm
+from coterie.models.series import check_embeddings, check_tokens, cnn1d, lstm
 from coterie.models.tabular import linear, mlp
 from coterie.models.unet import unet
 
@@ -59,8 +59,11 @@ def make_network(
     sample = (data.shape, data.train.x.dtype, data.task, data.transform)
     made = build_model(model, *sample, head, seed, model_args, data.label_shape, train_only)
     vocabulary = (model_args or {}).get("vocabulary")
-    if isinstance(model, str) and model in MODELS and vocabulary is not None:
-        check_tokens(data, vocabulary)
+    if isinstance(model, str) and model in MODELS:
+        if vocabulary is not None:
+            check_tokens(data, vocabulary)
+    elif not is_pixels(data.shape, data.train.x.dtype) and not data.train.x.is_floating_point():
+        check_embeddings(made, data)
     return made
 
 

@@ -88,12 +88,5 @@ def batch_norm(channels: int, statistics: bool = True) -> nn.BatchNorm2d:
     return norm
 
 
-class WideGroupNorm(nn.GroupNorm):
-    """GroupNorm in the type of its weights. Under vmap, torch cannot differentiate it for bf16 samples."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.to(self.weight.dtype))
-
-
-def group_norm(channels: int, groups: int = 8) -> WideGroupNorm:
-    return WideGroupNorm(groups, channels)
+def group_norm(channels: int, groups: int = 8) -> nn.GroupNorm:
+    return nn.GroupNorm(groups, channels)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 
+from coterie.core.batch import TEST_BATCH
 from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
+from coterie.core.model import Model
+from coterie.core.sharing import own_name
 from coterie.models.network import Network, Shape, group_norm
 
 CHANNELS = (32, 64, 128)  # of the blocks of cnn1d
@@ -82,6 +89,43 @@ def check_sequence(name: str, shape: Shape, vocabulary: int | None) -> None:
     else:
         takes = "tokens (time,) if vocabulary is set"
     raise CoterieError(f"model '{name}' takes {takes}, got samples of shape {shape}")
+
+
+def check_embeddings(model: Model, data: FederatedData) -> None:
+    """Raise an error if samples have numbers that an nn.Embedding of this network does not have.
+
+    It is tried on the samples with the smallest and the largest number at each place.
+    """
+
+    def check(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        def hook(layer: nn.Module, given: tuple[Any, ...]) -> None:
+            assert isinstance(layer, nn.Embedding)
+            if not given or not given[0].numel():
+                return
+            low, high = (int(end) for end in given[0].aminmax())
+            if low < 0 or high >= layer.num_embeddings:
+                raise CoterieError(
+                    f"the embedding '{name}' of this network has {layer.num_embeddings} rows, for numbers from 0 to "
+                    f"{layer.num_embeddings - 1}, but these samples give it numbers from {low} to {high}; make it "
+                    f"nn.Embedding({high + 1}, ...)" + (", and use numbers from 0 on" if low < 0 else "")
+                )
+
+        return hook
+
+    parts = (("encoder", model.encoder), ("head", model.head))
+    found = [(own_name(f"{part}.{n}", model), m) for part, module in parts for n, m in module.named_modules()]
+    hooks = [m.register_forward_pre_hook(check(name)) for name, m in found if isinstance(m, nn.Embedding)]
+    try:
+        for split in (data.train, data.test, data.validation) if hooks else ():
+            if split is not None and len(split.x):
+                flat = split.x.flatten(1)
+                rows = torch.cat([flat.argmin(0), flat.argmax(0)]).unique()
+                with torch.no_grad():
+                    for at in range(0, len(rows), TEST_BATCH):
+                        model(model.start, split.x[rows[at : at + TEST_BATCH]])
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def check_tokens(data: FederatedData, vocabulary: int) -> None:
