@@ -18,12 +18,13 @@ from coterie.core.batchnorm import POLICIES, KeptNorms, keep_norms
 from coterie.core.data import FederatedData, Split
 from coterie.core.errors import CoterieError
 from coterie.core.method import Census
-from coterie.core.model import Weights
+from coterie.core.model import Weights, make_model
 from coterie.core.rehearsal import rehearse
 from coterie.deploy.server import check
 from coterie.execution import Looped
 from coterie.federation import Settings, federate
 from coterie.methods import METHODS
+from coterie.models import Network
 from tests import toy
 
 LOCAL_POLICIES = POLICIES[1:]
@@ -225,6 +226,22 @@ def test_a_correction_with_a_name_of_its_own_is_refused() -> None:
 
     with pytest.raises(CoterieError, match=r"Shifted does not support batchnorm=local: its server sends 'weights\.enc"):
         keep_norms(Shifted(), "local", toy.model(batch_norm=True))
+
+
+def test_a_head_that_is_sent_but_never_received_is_refused() -> None:
+    encoder, head = nn.Sequential(nn.Flatten(), nn.Linear(144, 8)), nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 4))
+    model = make_model(Network(encoder, head), toy.SHAPE, toy.CLASSES)
+    assert "head.0.running_mean" in tree.flatten(model.start)
+    data = toy.toy()
+    for averaged in (False, True):
+        method = keep_norms(toy.method("fedrep", average_heads=averaged), "local-statistics", model)
+        if not averaged:
+            rehearse(method, model, data.train.x[:6], data.train.y[:6])
+            continue
+        with pytest.raises(
+            CoterieError, match=r"FedRep does not .* clients do not receive what they send as 'personal"
+        ):
+            rehearse(method, model, data.train.x[:6], data.train.y[:6])
 
 
 @pytest.mark.parametrize(

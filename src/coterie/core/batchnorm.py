@@ -59,6 +59,7 @@ class KeptNorms(Around):
     lasts: ClassVar[bool] = True
 
     policy: str = field(kw_only=True)
+    names: tuple[str, ...] = field(kw_only=True)  # of the tensors that clients keep
     places: tuple[Place, ...] = field(kw_only=True)  # in Down and in Up
     welcomed: tuple[Place, ...] = field(kw_only=True)  # in the welcome
     rehearsing: bool = field(default=False, kw_only=True)  # whether to check the method
@@ -125,15 +126,12 @@ class KeptNorms(Around):
         found = tuple(find(state, {place.name for place in self.places}))
         odd = differing(read(state, found), initial(model, found))
         if odd is not None:
-            raise refusal(
-                self,
-                self.policy,
-                f"its clients correct their weights by '{odd}', which relies on averaged weights",
-            )
+            reason = f"its clients correct their weights by '{odd}', which relies on averaged weights"
+            raise refusal(self, self.policy, reason)
 
     def _check_up(self, up: Any) -> None:
         """Clients must send back what they receive: their own values are read from there."""
-        sent = {str(place): place.shape for place in find(up, {place.name for place in self.places})}
+        sent = {str(place): place.shape for place in find(up, self.names)}
         received = {str(place): place.shape for place in self.places}
         for name in sorted(name for name in sent | received if sent.get(name) != received.get(name)):
             way = "send back what they receive as" if name in received else "receive what they send as"
@@ -145,7 +143,7 @@ def keep_norms(method: AnyMethod, policy: str, model: Model) -> AnyMethod:
     check_policy(policy)
     if policy == AVERAGED:
         return method
-    names = frozenset(kept_names(policy, model))
+    names = kept_names(policy, model)
     if not names:
         what = "BatchNorm layers that are trained" if policy == LOCAL else "BatchNorm layers with running statistics"
         raise CoterieError(f"batchnorm={policy} needs {what}, and this network has none; leave it out")
@@ -157,7 +155,7 @@ def keep_norms(method: AnyMethod, policy: str, model: Model) -> AnyMethod:
         odd = differing(read(message, found), initial(marked(model, names), found))
         if odd is not None:
             raise refusal(method, policy, f"its server sends '{odd}', which is not the initial weight of that name")
-    return KeptNorms(inner=method, policy=policy, places=places, welcomed=welcomed)
+    return KeptNorms(inner=method, policy=policy, names=names, places=places, welcomed=welcomed)
 
 
 def check_policy(policy: str) -> None:

@@ -119,7 +119,7 @@ def check_embeddings(model: Model, data: FederatedData) -> None:
         for split in (data.train, data.test, data.validation) if hooks else ():
             if split is not None and len(split.x):
                 flat = split.x.flatten(1)
-                rows = torch.cat([flat.argmin(0), flat.argmax(0)]).unique()
+                rows = torch.tensor(sorted({*flat.argmin(0).tolist(), *flat.argmax(0).tolist()}))
                 with torch.no_grad():
                     for at in range(0, len(rows), TEST_BATCH):
                         model(model.start, split.x[rows[at : at + TEST_BATCH]])
