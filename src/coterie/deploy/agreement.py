@@ -18,6 +18,7 @@ from coterie.core.method import AnyMethod, Census
 from coterie.core.model import Model
 from coterie.core.rehearsal import known_classes
 from coterie.deploy.compression import compress, decompress
+from coterie.deploy.global_model import completed, tensors_read
 from coterie.deploy.messages import Message, Received, check_scores, settings, version
 from coterie.deploy.wire import (
     PROTOCOL,
@@ -33,6 +34,7 @@ from coterie.deploy.wire import (
 
 NOTHING = TensorSchema(())
 LOSSY = {"fp16": torch.float16, "bf16": torch.bfloat16}
+REQUESTS = ("join", "train", "score", "score_global", "finish")
 COMPRESS = ("none", "zstd", "fp16", "bf16", "fp16+zstd", "bf16+zstd")
 
 
@@ -43,6 +45,8 @@ class Templates(NamedTuple):
     down: Any
     up: Any
     shared: frozenset[str]  # names in `down` that are the same for all clients
+    server: Any
+    read: frozenset[str]  # names in `server` that the global model consists of
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ class Agreement:
         data = Data(x, y, key, rate, known_classes(model), Transform(), alone=True)
         welcome = method.server_welcome(server)
         _, up = method.client_train(model, method.client_init(model, data, welcome), a, data)
-        return Templates(welcome, a, up, shared)
+        return Templates(welcome, a, up, shared, server, tensors_read(method, model, server, x))
 
     @cached_property
     def start(self) -> TensorSchema:
@@ -92,6 +96,12 @@ class Agreement:
         return self._down(lambda name: name not in self.templates.shared)
 
     @cached_property
+    def global_model(self) -> TensorSchema:
+        """What devices need to evaluate the global model; nothing if there is none, or if every client has it."""
+        read = frozenset() if self.method.personal_is_global else self.templates.read
+        return TensorSchema.of({n: t for n, t in tree.items(self.templates.server) if n in read}, self._lossy)
+
+    @cached_property
     def scores(self) -> TensorSchema:
         return TensorSchema.of({split: torch.zeros(3, dtype=torch.float64) for split in self.splits})
 
@@ -107,7 +117,12 @@ class Agreement:
     @property
     def max_request(self) -> int:
         """Upper bound on the bytes of a request."""
-        return max(self.own.max_bytes, self.welcome.max_bytes)
+        return max(self.own.max_bytes, self.welcome.max_bytes, NOTHING.max_bytes)
+
+    @property
+    def max_shared(self) -> int:
+        """Upper bound on the bytes of the shared part of a request."""
+        return max(self.shared.max_bytes, self.global_model.max_bytes)
 
     @property
     def max_answer(self) -> int:
@@ -117,7 +132,7 @@ class Agreement:
     @cached_property
     def digest(self) -> str:
         """Checksum of the whole agreement; both sides must compute the same one."""
-        parts = (self.start, self.welcome, self.shared, self.own, self.up, self.scores)
+        parts = (self.start, self.welcome, self.shared, self.own, self.up, self.scores, self.global_model)
         options = {"method": settings(self.method), "seed": self.seed, "clients": self.num_clients}
         preprocess = {name: t.tolist() for name, t in self.model.preprocess.state_dict().items()}
         network = f"{self.model.encoder}\n{self.model.head}\n{preprocess} {self.model.preprocess.axis}"
@@ -131,9 +146,13 @@ class Agreement:
     def shared_message(self, down: Any) -> bytes:
         return self._pack(encode(self._header("shared"), tree.flatten(down), self.shared))
 
+    def global_message(self, server: Any) -> bytes:
+        """The shared part of requests to evaluate the global model."""
+        return self._pack(encode(self._header("shared"), tree.flatten(server), self.global_model))
+
     def request(self, header: Header, tensors: tree.Tree, shared: bytes = b"") -> Message:
         """Encode a request; `made` in its header becomes the version of the client's state after it."""
-        schema = self.welcome if header.kind == "join" else self.own
+        schema = self.request_schema(header.kind)
         given = {**header._asdict(), "schema": self.digest, "federation": self.federation}
         given["shared"] = checksum(shared) if shared else ""
         given["made"] = version(Header(**given), encode(Header(**given), tensors, schema))
@@ -155,7 +174,11 @@ class Agreement:
         """The tensors that an answer to this request must have."""
         if to.kind == "train":
             return self.measured_up if to.measure else self.up
-        return self.scores if to.kind == "score" else NOTHING
+        return self.scores if to.kind in ("score", "score_global") else NOTHING
+
+    def request_schema(self, kind: str) -> TensorSchema:
+        """The tensors of the client's own part of a request."""
+        return {"join": self.welcome, "score_global": NOTHING}.get(kind, self.own)
 
     def header_of(self, own: bytes) -> Header:
         """Validate the header of a request (on a device)."""
@@ -172,12 +195,17 @@ class Agreement:
         tensors = decode(own, schema, self.templates.welcome if header.kind == "join" else None)
         if header.kind == "join":
             return Received(header, tensors)
-        if self.shared.entries:
-            plain = self._unpack(shared, self.shared.max_bytes)
-            if read_header(plain, self.shared).kind != "shared":
+        together, template = (
+            (self.global_model, self.templates.server)
+            if header.kind == "score_global"
+            else (self.shared, self.templates.down)
+        )
+        if together.entries:
+            plain = self._unpack(shared, together.max_bytes)
+            if read_header(plain, together).kind != "shared":
                 raise Refused("the shared part is a message of another kind")
-            tensors |= decode(plain, self.shared)
-        return Received(header, {name: tensors[name].to(t.dtype) for name, t in tree.items(self.templates.down)})
+            tensors |= decode(plain, together)
+        return Received(header, {n: tensors[n].to(t.dtype) for n, t in tree.items(template) if n in tensors})
 
     def open_answer(self, message: bytes, to: Header) -> Received:
         """Validate and decode the answer to this request (on the server). An error report is an answer, too."""
@@ -208,6 +236,10 @@ class Agreement:
         flat = {name: tensors[f"up.{name}"].to(t.dtype) for name, t in tree.items(self.templates.up)}
         return tree.fill(self.templates.up, flat)
 
+    def server_of(self, tensors: tree.Tree) -> Any:
+        """The server's state, as far as the global model needs it."""
+        return completed(self.templates.server, tensors)
+
     def _down(self, chosen: Callable[[str], bool]) -> TensorSchema:
         return TensorSchema.of({n: t for n, t in tree.items(self.templates.down) if chosen(n)}, self._lossy)
 
@@ -231,26 +263,24 @@ class Agreement:
         return header if to is None else header._replace(client=to.client, round=to.round, base=to.base)
 
     def _request_header(self, own: bytes) -> tuple[Header, TensorSchema]:
-        header, schema = self._first_match(own, self.own, self.welcome)
+        header, schema = self._first_match(own, self.own, self.welcome, NOTHING)
         self._check(header)
-        if header.kind not in ("join", "train", "score", "finish"):
-            raise Refused(f"'{header.kind}' is not a kind of request")
-        expected = self.welcome if header.kind == "join" else self.own
+        if header.kind not in REQUESTS or (header.kind == "score_global" and not self.global_model.entries):
+            raise Refused(f"'{header.kind}' is not a kind of request in this federation")
+        expected = self.request_schema(header.kind)
         if expected.table != schema.table:
             raise Refused(f"the tensors are not those of a '{header.kind}' request")
         return header, expected
 
     def _first_match(self, message: bytes, *schemas: TensorSchema) -> tuple[Header, TensorSchema]:
-        """The header, and the first of these schemas that the message has."""
-        for schema in schemas[:-1]:
+        """The header, and the first of these schemas that the message has. An error is that of the first schema."""
+        reasons = []
+        for schema in schemas:
             try:
                 return read_header(message, schema), schema
             except Refused as refused:
-                reason = refused
-        try:
-            return read_header(message, schemas[-1]), schemas[-1]
-        except Refused:
-            raise reason from None
+                reasons.append(refused)
+        raise reasons[0]
 
     def _check(self, header: Header) -> None:
         if header.federation != self.federation:

@@ -110,7 +110,7 @@ class Device:
         """Evaluate the personal model of a client, if it has one."""
         model = self.personal(client)
         if model is not None:
-            self.measured[client] = self._scores(client, **model)
+            self.measured[client] = self._scores(Request("score"), client, **model)
 
     def _process(self, header: Header, tensors: tree.Tree) -> bytes:
         client, made, turn = header.client, header.made, Turn(header.round, header.rate)
@@ -118,14 +118,17 @@ class Device:
             welcome = tree.fill(self.agreement.templates.welcome, tensors)
             self.store.save(client, made, self._work(Request("join", shared=welcome), client, (), ()))
             return self.agreement.answer(header, {})
+        if header.kind == "score_global":
+            job = Request("score_global", shared=self.agreement.server_of(tensors))
+            return self._report_scores(header, self._scores(job, client, (), ()))
         state = self._state(client, header.base)
         if state is None:
             raise RequestFailed(STATE_LOST)
         down = tree.fill(self.agreement.templates.down, tensors)
         if header.kind == "score":
             self.store.save_down(client, header.base, tensors)
-            self.measured[client] = self._scores(client, state, down)
-            return self.agreement.answer(header, self._reported(self.measured[client]))
+            self.measured[client] = self._scores(Request("score"), client, state, down)
+            return self._report_scores(header, self.measured[client])
         if header.kind == "finish":
             self.store.save(client, made, self._work(Request("finish", turn=turn), client, state, down))
             return self.agreement.answer(header, {})
@@ -143,18 +146,25 @@ class Device:
         self.round = max(self.round, header.round + 1)
         found = tree.flatten({"up": up})
         if header.measure:
-            found |= self._reported(self._scores(client, after, tree.overlay(down, up)))
+            found |= self._reported(self._scores(Request("score"), client, after, tree.overlay(down, up)))
         return self.agreement.answer(header, found)
 
-    def _scores(self, client: int, state: Any, down: Any) -> tree.Tree:
+    def _scores(self, job: Request, client: int, state: Any, down: Any) -> tree.Tree:
         """Split -> (3,): correct samples, all samples, mean cross-entropy."""
         found = {}
         for split in self.agreement.splits:
             held: Split = getattr(self.data, split)
             total = torch.tensor(held.sizes[self.ids.index(client)])
-            right, loss = weighed(self.model.task, self._work(Request("score", split), client, state, down), total)
+            sums = self._work(job._replace(split=split), client, state, down)
+            right, loss = weighed(self.model.task, sums, total)
             found[split] = torch.stack([right, total.double(), loss])
         return found
+
+    def _report_scores(self, header: Header, scores: tree.Tree) -> bytes:
+        reported = self._reported(scores)
+        if not all(bool(row[-1].isfinite()) for row in reported.values()):
+            raise RequestFailed("the loss is not finite")
+        return self.agreement.answer(header, reported)
 
     def _reported(self, scores: tree.Tree) -> tree.Tree:
         """The scores as sent to the server; all zero unless the user shares them."""

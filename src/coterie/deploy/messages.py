@@ -1,8 +1,8 @@
 """Requests and answers, and the version of a client's state.
 
-The server sends requests (join, train, score, finish) and a client answers each one. The state of a client has a
-version: the checksum of all requests that led to it. A request names the version it starts from and the version it
-produces, so duplicated, late or repeated requests need no special case.
+The server sends requests (join, train, score, score_global, finish) and a client answers each one. The state of a
+client has a version: the checksum of all requests that led to it. A request names the version it starts from and the
+version it produces, so duplicated, late or repeated requests need no special case.
 """
 
 from __future__ import annotations

@@ -14,7 +14,13 @@ from coterie.deploy.transports.interface import AnswerReceived, DeviceConnected,
 from coterie.deploy.wire import InvalidAnswer, Refused
 
 log = logging.getLogger("coterie")
-OUTCOMES = {"join": "did not join", "train": "did not train", "score": "was not evaluated", "finish": "did not finish"}
+OUTCOMES = {
+    "join": "did not join",
+    "train": "did not train",
+    "score": "was not evaluated",
+    "score_global": "did not evaluate the global model",
+    "finish": "did not finish",
+}
 
 
 @dataclass(frozen=True)

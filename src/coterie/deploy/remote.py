@@ -21,6 +21,7 @@ from coterie.core.metrics import ACCURACY
 from coterie.deploy.agreement import Agreement
 from coterie.deploy.messages import Message, Received
 from coterie.deploy.pending import PendingRequests, Timeouts
+from coterie.deploy.server_test import ServerTest
 from coterie.deploy.transports.interface import Transport
 from coterie.deploy.wire import Header, InvalidAnswer
 from coterie.execution.answers import Returned
@@ -46,12 +47,14 @@ class Remote(Backend):
         held: Mapping[str, Sequence[int]] | None = None,
         names: Sequence[str] = (),
         resumed: bool = False,
+        test: ServerTest | None = None,
     ) -> None:
         """max_missing: fraction of the selected clients that may be missing when a round begins.
 
         held: split -> number of samples that each client announced. names: of the clients. resumed: all clients joined
-        before, so the run continues without waiting for all of them.
+        before, so the run continues without waiting for all of them. test: samples of the server for the global model.
         """
+        self.test, self.server_tests = test, test is not None
         self.names, self.resumed = names, resumed
         self.agreement, self.transport, self.timeouts = agreement, transport, timeouts
         self.max_missing, self.held = max_missing, held or {}
@@ -62,6 +65,7 @@ class Remote(Backend):
         self.joined: dict[int, Message] = {}  # client -> its join request
         self.measured: dict[str, Scores] = {}  # of the clients that trained last
         self.scored: tuple[Any, dict[str, Scores]] = ((), {})  # the last `downs` to be scored, and their scores
+        self.scored_globally: tuple[Any, dict[str, Scores]] = ((), {})  # the last global model, and its scores
 
     def join(self, welcome: tree.Tree) -> None:
         self._wait_for_clients(self.everyone.tolist())
@@ -97,7 +101,21 @@ class Remote(Backend):
         return self.measured[split]
 
     def score_global(self, server: Any, split: str) -> Scores | None:
-        return None  # the server has no samples
+        """Devices evaluate the global model on their samples: it is sent once, for all clients and splits."""
+        if self.test is not None and split == "test":
+            return self.test.score(self.method, self.model, server)
+        if not self.agreement.global_model.entries:
+            return None
+        if self.scored_globally[0] is not server:
+            try:
+                shared = self.agreement.global_message(server)
+            except (KeyError, ValueError) as error:
+                log.warning("the global model is not evaluated: its tensors are not those of the start: %s", error)
+                return None
+            headers = (Header("score_global", client=i, base=self.version(i)) for i in range(self.num_clients))
+            answers = self._ask({h.client: self.agreement.request(h, {}, shared) for h in headers})
+            self.scored_globally = server, self._scores({i: found.tensors for i, (_, found) in answers.items()})
+        return self.scored_globally[1][split]
 
     def close(self) -> None:
         self.transport.close()

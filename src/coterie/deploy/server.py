@@ -29,12 +29,15 @@ from coterie.deploy.membership import MAX_SAMPLES, Membership, check_name
 from coterie.deploy.pending import Timeouts
 from coterie.deploy.remote import Remote
 from coterie.deploy.roster import read_roster
+from coterie.deploy.server_test import ServerTest, load_server_test
 from coterie.deploy.transports.mqtt.connection import Broker
 from coterie.deploy.transports.mqtt.server import MqttTransport
 from coterie.deploy.transports.presence import DeviceTransport, Register
 from coterie.deploy.wire import Refused, checksum
 from coterie.federation import Round, Safety, Settings
 from coterie.models import build_model
+from coterie.personal.labelled import LabelledReading
+from coterie.personal.labels import LabelMapping
 from coterie.privacy import SECRET, Protection
 from coterie.privacy.encryption import Encryption
 from coterie.runs.config import read_config
@@ -53,6 +56,13 @@ class Service:
     roster: str | None = field(
         default=None, metadata={"help": "file with lines CLIENT DEVICE [FINGERPRINT]: which device hosts which client"}
     )
+    test: str | None = field(
+        default=None, metadata={"help": "test samples of the server for the global model: a path, or a dataset's name"}
+    )
+    label_column: str | None = field(default=None, metadata={"help": "column with the labels, in a table of --test"})
+    labels: str | None = field(
+        default=None, metadata={"help": "what the labels in --test mean: in-order, or LABEL=CLASS,LABEL=CLASS"}
+    )
     compress: str = field(
         default="none", metadata={"help": "compression of messages: none, zstd, fp16, bf16, fp16+zstd or bf16+zstd"}
     )
@@ -65,6 +75,9 @@ class Service:
             raise CoterieError(f"--max-samples must be at least 1, got {self.max_samples}")
         if self.compress not in COMPRESS:
             raise unknown("compression", self.compress, COMPRESS)
+        if self.test is None and (self.label_column or self.labels):
+            raise CoterieError("--label-column and --labels are for the samples of --test, which is missing")
+        LabelMapping.parse(self.labels)  # fail early
 
 
 def serve(method: str | AnyMethod, service: Service, broker: Broker, **how: Any) -> Result:
@@ -141,10 +154,11 @@ def run_federation(
             service.compress,
             identity,
         )
+        test = server_test(service, schema, agreement)
         name = network if isinstance(network, str) else None
         announce(transport, agreement, schema, federation, name, head, requested, train_only)
         missing, held, names = safety.max_left_out, membership.held, membership.names
-        backend = Remote(agreement, membership.census, transport, timeouts, missing, held, names, bool(before))
+        backend = Remote(agreement, membership.census, transport, timeouts, missing, held, names, bool(before), test)
         about = {
             **(config or {}),
             "network": {"name": name, "head": head, "args": dict(model_args or {}), "train_only": train_only},
@@ -203,6 +217,19 @@ def network_for(
 ) -> Model:
     sample = (*schema.raw_sample, schema.classes, schema.transform)
     return build_model(network, *sample, head, seed, model_args, train_only=train_only)
+
+
+def server_test(service: Service, schema: SampleSchema, agreement: Agreement) -> ServerTest | None:
+    """The test samples of the server, if it has any."""
+    if service.test is None:
+        return None
+    if not agreement.templates.read:
+        raise CoterieError(
+            f"--test evaluates a global model on the server, and {agreement.method.title} has none that the server can "
+            "read with these settings; omit --test"
+        )
+    reading = LabelledReading(labels=LabelMapping.parse(service.labels), label_column=service.label_column)
+    return load_server_test(service.test, reading, schema, agreement.model)
 
 
 def announce(

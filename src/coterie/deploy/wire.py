@@ -23,7 +23,7 @@ from torch import Tensor
 from coterie.core import tree
 from coterie.core.printable import printable
 
-PROTOCOL = 3  # version of all messages between server and devices
+PROTOCOL = 4  # version of all messages between server and devices
 DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
@@ -31,7 +31,7 @@ DTYPES = {
 MAX_HEADER = 4096  # bytes of the header fields
 MAX_NOTE = 500  # characters of a header field
 LENGTH = 8  # bytes that encode the length of table and header
-KINDS = ("start", "shared", "join", "train", "score", "finish", "error")
+KINDS = ("start", "shared", "join", "train", "score", "score_global", "finish", "error")
 HEX = re.compile(r"[0-9a-f]{0,64}")
 INTEGER = re.compile(r"-?[0-9]{1,9}")
 

@@ -31,6 +31,7 @@ class Backend(ABC):
     """All clients of a federation, wherever they run. Client ids are ascending everywhere."""
 
     elsewhere: ClassVar[bool] = False  # True: client states are on the clients' own machines
+    server_tests: bool = False  # whether the server has test samples of its own for the global model
     method: AnyMethod
     model: Model
     device: torch.device  # of messages
@@ -68,7 +69,10 @@ class Backend(ABC):
 
     @abstractmethod
     def score_global(self, server: Any, split: str) -> Scores | None:
-        """Evaluate the global model on every client's samples; None if there is none or it cannot be measured."""
+        """Evaluate the global model on every client's samples; None if there is none or it cannot be measured.
+
+        With `server_tests`, on the server's own test samples instead of the clients'.
+        """
 
     def close(self) -> None:
         """Release processes and device memory."""

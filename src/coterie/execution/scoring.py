@@ -17,6 +17,8 @@ from coterie.core.metrics import ACCURACY, SummedMetric
 from coterie.core.model import Model
 from coterie.core.task import Task
 
+SERVER = -1  # in place of a client: the server's own test samples
+
 
 class Scores(NamedTuple):
     """Results of a model on each client's samples. All (S,)."""

@@ -19,8 +19,7 @@ from coterie.data.user.read import find
 from coterie.data.user.reading import Notes, Reading
 from coterie.data.user.tables import KINDS, table_files
 from coterie.personal.labels import LabelMapping
-from coterie.personal.samples import as_samples, read_arrays, read_image, read_table
-from coterie.runs.run import Run
+from coterie.personal.samples import SampleForm, as_samples, read_arrays, read_image, read_table
 
 FORMS = (
     "a CSV or Parquet file with a label column, an .npz file with x and y, a folder of such tables, a folder with one "
@@ -53,7 +52,7 @@ class LabelledPart(NamedTuple):
     group: NDArray[Any] | None = None  # (N,) samples of one group stay together
 
 
-def read_labelled(run: Run, path: str | Path, reading: LabelledReading) -> list[LabelledPart]:
+def read_labelled(run: SampleForm, path: str | Path, reading: LabelledReading) -> list[LabelledPart]:
     """All samples of one client, with the run's classes as labels."""
     where = Path(os.path.expanduser(path))
     if not where.exists():
@@ -68,7 +67,7 @@ def read_labelled(run: Run, path: str | Path, reading: LabelledReading) -> list[
     return parts
 
 
-def read_parts(run: Run, path: Path, reading: LabelledReading) -> list[LabelledPart]:
+def read_parts(run: SampleForm, path: Path, reading: LabelledReading) -> list[LabelledPart]:
     kind = path.suffix.lower()
     if reading.group_column is not None and not (path.is_file() and kind in KINDS) and not table_files_in(path):
         raise CoterieError(f"{path}: --group-column is for tables; in an .npz file, the array 'group' has the groups")
@@ -85,14 +84,14 @@ def read_parts(run: Run, path: Path, reading: LabelledReading) -> list[LabelledP
     raise CoterieError(f"{path}: no data that can be read; it can be {FORMS}")
 
 
-def read_labelled_table(run: Run, path: Path, split: str | None, reading: LabelledReading) -> LabelledPart:
+def read_labelled_table(run: SampleForm, path: Path, split: str | None, reading: LabelledReading) -> LabelledPart:
     table = read_table(run, path, reading.label_column, reading.dropped, reading.group_column)
     if table.labels is None:
         raise CoterieError(f"{path}: no column with labels; name it with --label-column")
     return LabelledPart(split, table.x, labels_for(run, table.labels, reading, str(path)), table.groups)
 
 
-def labels_for(run: Run, raw: NDArray[Any], reading: LabelledReading, where: str) -> Tensor:
+def labels_for(run: SampleForm, raw: NDArray[Any], reading: LabelledReading, where: str) -> Tensor:
     """(N, ...) labels in the form of the run's task."""
     if run.classes:
         if raw.dtype.kind == "f":  # 1.0 is class 1
@@ -107,7 +106,7 @@ def labels_for(run: Run, raw: NDArray[Any], reading: LabelledReading, where: str
     return y
 
 
-def read_npz(run: Run, path: Path, reading: LabelledReading) -> list[LabelledPart]:
+def read_npz(run: SampleForm, path: Path, reading: LabelledReading) -> list[LabelledPart]:
     """x and y, and x_test and y_test; also as x_train or train_x. classes: names of the labels 0, 1, ..."""
     arrays = read_arrays(path)
     if len(names := np.unique(arrays["client"].astype(str)) if "client" in arrays else ()) > 1:
@@ -131,7 +130,7 @@ def spellings(split: str) -> tuple[tuple[str, str], ...]:
 
 
 def arrays_of(
-    run: Run, path: Path, arrays: dict[str, NDArray[Any]], names: tuple[str, str], reading: LabelledReading
+    run: SampleForm, path: Path, arrays: dict[str, NDArray[Any]], names: tuple[str, str], reading: LabelledReading
 ) -> tuple[Tensor, Tensor]:
     x_name, y_name = names
     for name in names:
@@ -154,7 +153,7 @@ def arrays_of(
     return x, reading.labels.classes(y, run.class_names, str(path))
 
 
-def read_images(run: Run, path: Path, reading: LabelledReading) -> list[LabelledPart]:
+def read_images(run: SampleForm, path: Path, reading: LabelledReading) -> list[LabelledPart]:
     """class/*.png, or train/class/*.png and test/class/*.png."""
     piles = [pile for pile in piles_of(path, Notes()) if pile.files]
     parts = []
@@ -166,7 +165,7 @@ def read_images(run: Run, path: Path, reading: LabelledReading) -> list[Labelled
     return parts
 
 
-def read_other(run: Run, path: Path, reading: LabelledReading) -> list[LabelledPart]:
+def read_other(run: SampleForm, path: Path, reading: LabelledReading) -> list[LabelledPart]:
     """A folder of clients that holds exactly one."""
     found = find(path, Reading(label_column=reading.label_column), notes := Notes())
     if notes.errors:

@@ -7,25 +7,44 @@ import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coterie.core.data import Column, is_pixels
+from coterie.core.data import Column, Transform, is_pixels
 from coterie.core.errors import CoterieError
+from coterie.core.task import Task
 from coterie.data.pixels import fitted
 from coterie.data.user import read_table_by
 from coterie.data.user.arrays import load_npz
 from coterie.data.user.reading import LABELS, Notes
 from coterie.data.user.tables import KINDS
-from coterie.runs.run import Run
 
 log = logging.getLogger(__name__)
 
 SHOWN = 8  # columns in a message
+
+
+class SampleForm(Protocol):
+    """The form of the samples that models take: of those of a run, or of a federation."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...  # of one raw sample
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def transform(self) -> Transform: ...
+    @property
+    def label_shape(self) -> tuple[int, ...]: ...
+    @property
+    def classes(self) -> int: ...  # 0: a sample does not have one class
+    @property
+    def class_names(self) -> tuple[str, ...]: ...
+    @property
+    def task(self) -> Task: ...
 
 
 class Samples(NamedTuple):
@@ -43,7 +62,7 @@ class Rows(NamedTuple):
 
 
 def read_samples(
-    run: Run,
+    run: SampleForm,
     paths: Sequence[str | Path],
     resize: bool = False,
     label_column: str | None = None,
@@ -57,7 +76,7 @@ def read_samples(
     return Samples(x, *([v for part in parts for v in part[column]] for column in (1, 2)))
 
 
-def read_file(run: Run, path: Path, resize: bool, label_column: str | None, dropped: Sequence[str]) -> Samples:
+def read_file(run: SampleForm, path: Path, resize: bool, label_column: str | None, dropped: Sequence[str]) -> Samples:
     if not path.is_file():
         raise CoterieError(f"{path}: no such file")
     kind = path.suffix.lower()
@@ -82,7 +101,7 @@ def label_text(label: Any) -> str:
 
 
 def read_table(
-    run: Run,
+    run: SampleForm,
     path: Path,
     label_column: str | None = None,
     dropped: Sequence[str] = (),
@@ -119,7 +138,9 @@ def read_arrays(path: Path, *needed: str) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-def as_samples(run: Run, path: Path, name: str, array: NDArray[Any], columns: NDArray[Any] | None = None) -> Tensor:
+def as_samples(
+    run: SampleForm, path: Path, name: str, array: NDArray[Any], columns: NDArray[Any] | None = None
+) -> Tensor:
     """(N, *shape), checked against the training data. columns: names of the array's columns."""
     if run.shape[:1] == (1,) and array.shape[1:] == run.shape[1:]:
         array = array[:, None]  # grey images (N, H, W)
@@ -156,7 +177,7 @@ def in_order(path: Path, known: Sequence[str], given: Sequence[str]) -> list[int
     return [list(given).index(column) for column in known]
 
 
-def as_trained(run: Run, path: Path, array: NDArray[Any]) -> Tensor:
+def as_trained(run: SampleForm, path: Path, array: NDArray[Any]) -> Tensor:
     """Convert to the type and range of training. Images may also be floats in 0..1."""
     if array.dtype.kind not in "iufb":
         raise CoterieError(f"{path}: has {array.dtype}, not numbers")
@@ -168,7 +189,7 @@ def as_trained(run: Run, path: Path, array: NDArray[Any]) -> Tensor:
         raise CoterieError(f"{path}: has values that are not finite")
     if not is_pixels(run.shape, run.dtype):
         if not run.dtype.is_floating_point and not whole_numbers(array, run.dtype):
-            kind = run.section("data")["dtype"]
+            kind = str(run.dtype).removeprefix("torch.")
             raise CoterieError(f"{path}: the models of this run take integers of type {kind}, got {array.dtype}")
         return torch.from_numpy(np.ascontiguousarray(array)).to(run.dtype)
     low, high = (array.min(), array.max()) if array.size else (0, 0)
@@ -191,7 +212,7 @@ def whole_numbers(array: NDArray[Any], dtype: torch.dtype) -> bool:
     return bool((array == np.round(array)).all() and kind.min <= array.min() and array.max() <= kind.max)
 
 
-def read_rows(run: Run, path: Path, label_column: str | None = None) -> Rows:
+def read_rows(run: SampleForm, path: Path, label_column: str | None = None) -> Rows:
     """Read a CSV file by position, for a run whose columns have no names. A header is optional."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -225,7 +246,7 @@ def is_number(text: str) -> bool:
         return False
 
 
-def read_image(run: Run, path: Path, resize: bool) -> Tensor:
+def read_image(run: SampleForm, path: Path, resize: bool) -> Tensor:
     """(C, H, W) pixels, gray or RGB as the models take."""
     modes = {1: "L", 3: "RGB"}
     if len(run.shape) != 3 or run.shape[0] not in modes:

@@ -28,7 +28,7 @@ from coterie.execution.scoring import measured, slices
 from coterie.federation.newcomers import keep_out
 from coterie.personal.labelled import BY_NAME, LabelledReading, joined, read_labelled
 from coterie.personal.labels import Chance, LabelMapping
-from coterie.personal.samples import Samples, words
+from coterie.personal.samples import SampleForm, Samples, words
 from coterie.runs.config import as_tuples
 from coterie.runs.run import Run
 
@@ -129,7 +129,7 @@ def evaluate(
     if data is None:
         own = own_data(run, data_dir).test
         return [judged(run, client, *own.client(client)) for client in numbers]
-    x, y = labelled(run, data, reading) if is_file(data) else test_split(run, data, data_dir)
+    x, y = samples_for_test(run, data, data_dir, reading)
     found = [judged(run, client, x, y) for client in numbers]
     for one in found if run.classes else ():
         assert one.confusion is not None
@@ -145,7 +145,12 @@ def is_file(data: str) -> bool:
     return is_path(data) or data.lower().endswith((".npz", *KINDS))
 
 
-def labelled(run: Run, data: str, reading: LabelledReading) -> tuple[Tensor, Tensor]:
+def samples_for_test(
+    run: SampleForm, data: str, data_dir: str | None = None, reading: LabelledReading = BY_NAME
+) -> tuple[Tensor, Tensor]:
+    """The test samples of `data`, and their labels: a dataset by name, or a path that `read_labelled` takes."""
+    if not is_file(data):
+        return test_split(run, data, data_dir)
     parts = read_labelled(run, data, reading)
     return joined(parts, "test" if any(part.split == "test" for part in parts) else None)
 
@@ -194,7 +199,7 @@ def no_data(run: Run) -> CoterieError:
     return CoterieError(f"{run.path}: the run does not keep the data that it was given; pass them with --data FILE.npz")
 
 
-def test_split(run: Run, name: str, data_dir: str | None) -> tuple[Tensor, Tensor]:
+def test_split(run: SampleForm, name: str, data_dir: str | None) -> tuple[Tensor, Tensor]:
     """The test split of a dataset whose samples have the run's shape."""
     side = run.shape[-1] if is_known(name) and DATASETS[known_as(name)].side else None
     found = load(name, data_dir, side)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from coterie.execution.scoring import SERVER
 from coterie.federation.history import POINTS
 from coterie.methods import METHODS
 from coterie.runs.run import Run
@@ -75,6 +76,8 @@ def comparable(run: Run) -> tuple[str, str]:
 
 def client_label(run: Run, number: int, point: str) -> str:
     """The client's name; its number if it has none or joined at the end."""
+    if number == SERVER:
+        return "server"
     known = number in run.numbers and len(run.client_names) == len(run.numbers) and not point.startswith("new_")
     return run.client_name(number) if known else str(number)
 

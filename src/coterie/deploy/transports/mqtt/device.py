@@ -34,6 +34,7 @@ from coterie.deploy.wire import MAX_NOTE, Refused, checksum, readable
 from coterie.runs.disk import lock, writing
 
 log = logging.getLogger("coterie")
+BRANCHES = {"train": "model/up", "score": "eval/report", "score_global": "eval/report"}  # topics of answers
 SHARED = 2  # shared parts of requests that are kept: the current one and the one before
 
 
@@ -183,9 +184,9 @@ class MqttDevice:
             return
         self.terms, self.device = terms, None
         self.start_chunks = Reassembler(agreement.start.max_bytes)
-        self.shared_chunks = Reassembler(agreement.shared.max_bytes)
+        self.shared_chunks = Reassembler(agreement.max_shared)
         self.max_request = agreement.max_request
-        self.announcements.max_bytes = max(MAX_BYTES, agreement.start.max_bytes, agreement.shared.max_bytes)
+        self.announcements.max_bytes = max(MAX_BYTES, agreement.start.max_bytes, agreement.max_shared)
         self._subscribe()
 
     def _take_weights(self, message: bytes) -> None:
@@ -223,7 +224,7 @@ class MqttDevice:
         except Refused as reason:
             log.warning("refused a request to client %d: %s", client, reason)
             return True
-        branch = "ack" if failed else {"train": "model/up", "score": "eval/report"}.get(header.kind, "ack")
+        branch = "ack" if failed else BRANCHES.get(header.kind, "ack")
         self.connection.publish_chunks(f"{self.root}/{branch}/{self.name}/{client}", answer)
         if header.kind == "train":
             self.show(f"round {header.round + 1}: client {client} {'did not train' if failed else 'trained'}")

@@ -39,7 +39,7 @@ class MqttTransport(DeviceTransport):
     def send(self, client: int, request: Message) -> None:
         if request.shared and self.retained.get("model/all", (b"",))[0] is not request.shared:
             self.retain("model/all", request.shared, chunked=True)
-        branch = "eval/ask" if request.header.kind == "score" else "model/down"
+        branch = "eval/ask" if request.header.kind in ("score", "score_global") else "model/down"
         self.traffic[1] += len(request.own)
         self.connection.publish_chunks(f"{self.root}/{branch}/{self.owner[client]}/{client}", request.own)
 
