@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from coterie.core.errors import CoterieError, shortened
+from coterie.core.packing import Input
 from coterie.core.task import Classification, Task
 
 VALUE, MISSING = -1, -2  # kinds of network inputs from a column: its value, whether it is missing; others: a category
@@ -21,7 +22,7 @@ VALUE, MISSING = -1, -2  # kinds of network inputs from a column: its value, whe
 class Split:
     """One split (train, test or validation) of every client."""
 
-    x: Tensor  # (N, ...) raw: uint8 images (N, C, H, W), float features (N, F), int64 tokens (N, T)
+    x: Tensor  # (N, ...) raw: uint8 images (N, C, H, W), float features (N, F), int64 tokens (N, T), packed inputs
     y: Tensor  # (N, ...) labels of the task; (N,) int64 for classes
     sizes: tuple[int, ...]  # samples of client 0, 1, ..., which sum to N
     group: Tensor | None = None  # (N,) int64: samples of one group (patient, recording) stay on one side of a split
@@ -107,17 +108,24 @@ class Transform:
     flip: bool = False  # training: random horizontal flip
     axis: int = 0  # channel axis of a sample: 0 for images (C, H, W), 1 for series (T, F)
     columns: tuple[Column, ...] = ()  # of a table, in the order of a raw sample; empty: samples are arrays
+    inputs: tuple[Input, ...] = ()  # of samples with several inputs, which are packed in this order; empty: one input
 
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> Transform:
         """From the JSON of `asdict(transform)`."""
-        tuples: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in content.items()}
-        columns = (Column(**{**column, "categories": tuple(column["categories"])}) for column in content["columns"])
-        return Transform(**{**tuples, "columns": tuple(columns)})
+        tuples = _with_tuples(content)
+        columns = tuple(Column(**_with_tuples(column)) for column in content["columns"])
+        inputs = tuple(Input(**_with_tuples(one)) for one in content.get("inputs", ()))
+        return Transform(**{**tuples, "columns": columns, "inputs": inputs})
 
     def input_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the network's input for a raw sample of this shape."""
         return (sum(len(column.inputs) for column in self.columns),) if self.columns else shape
+
+
+def _with_tuples(content: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has no tuples."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}
 
 
 @dataclass(frozen=True, repr=False)
@@ -167,9 +175,10 @@ class FederatedData:
         named = f" ({shortened(self.client_names)})" if self.client_names else ""
         classes = f" ({shortened(self.class_names)})" if self.class_names else ""
         goal = f"{self.classes} classes{classes}" if self.classes else f"{self.task.described()}{classes}"
+        one = f"shape {self.shape}, {str(self.train.x.dtype).removeprefix('torch.')}"
         return (
             f"FederatedData {self.name}: {self.num_clients} clients{named}, {goal}\n"
             f"  train: {self.train.summary()}\n"
             f"  test: {self.test.summary()}{held}\n"
-            f"  sample: shape {self.shape}, {str(self.train.x.dtype).removeprefix('torch.')}"
+            f"  sample: {', '.join(map(str, self.transform.inputs)) or one}"
         )

@@ -23,6 +23,8 @@ from torch.overrides import TorchFunctionMode
 from coterie.core import random
 from coterie.core.errors import CoterieError
 from coterie.core.forward import forward
+from coterie.core.packing import Inputs
+from coterie.core.tree import apply
 
 LANES, LEVELS = 4, 1 << 16  # 16-bit numbers of a hash; values of each
 ALPHA = -1.7580993408473766  # the limit of SELU at minus infinity
@@ -74,7 +76,7 @@ def hashed() -> AbstractContextManager[object]:
     return nullcontext() if masks is None else Hashed(masks)
 
 
-def is_replaced(network: nn.Module, x: Tensor) -> bool:
+def is_replaced(network: nn.Module, x: Inputs) -> bool:
     """Whether `hashed` replaces all that the network draws in training: nothing is left to torch's stream, a sample
     (of x, (2, ...)) has the same output alone as in a batch, and no layer runs again in the backward pass, where the
     masks are not known."""
@@ -89,7 +91,7 @@ def is_replaced(network: nn.Module, x: Tensor) -> bool:
             batches = []
             for rows in (slice(0, 2), slice(0, 1), slice(1, 2)):
                 with known(key, samples[rows]), hashed():
-                    batches.append(forward(trial, x[rows]))
+                    batches.append(forward(trial, apply(lambda t, rows=rows: t[rows], x)))
         except (RuntimeError, ValueError, CoterieError):
             return False
         untouched = torch.equal(before, torch.default_generator.get_state())
@@ -101,7 +103,7 @@ def is_replaced(network: nn.Module, x: Tensor) -> bool:
     )
 
 
-def recomputes(network: nn.Module, x: Tensor) -> bool:
+def recomputes(network: nn.Module, x: Inputs) -> bool:
     """Whether layers run again in the backward pass, as with torch.utils.checkpoint. network: changed by the trial."""
     runs = 0
 

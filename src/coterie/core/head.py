@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from coterie.core.errors import CoterieError
 from coterie.core.forward import forward
+from coterie.core.packing import Inputs
 
 NAMES = (
     "head",
@@ -40,7 +41,7 @@ class Joined(nn.Module):
         super().__init__()
         self.encoder, self.head = encoder, head
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Inputs, /) -> Tensor:
         return forward(self.head, forward(self.encoder, x))
 
 
@@ -50,7 +51,7 @@ class NetworkSplit(NamedTuple):
     name: str  # of the head in the network
 
 
-def split_head(network: nn.Module, x: Tensor, expected: tuple[Tensor, Tensor], head: str | None = None) -> NetworkSplit:
+def split_head(network: nn.Module, x: Inputs, expected: tuple[Tensor, Tensor], head: str | None = None) -> NetworkSplit:
     """Encoder and head of a copy of the network. x: (B, ...) its input; expected: its `outputs`; head: a name."""
     if isinstance(network, nn.Sequential) and len(network):
         check_end(network[-1])
@@ -80,7 +81,7 @@ def split_head(network: nn.Module, x: Tensor, expected: tuple[Tensor, Tensor], h
     )
 
 
-def candidates(network: nn.Module, x: Tensor, expected: tuple[Tensor, Tensor]) -> Iterator[NetworkSplit]:
+def candidates(network: nn.Module, x: Inputs, expected: tuple[Tensor, Tensor]) -> Iterator[NetworkSplit]:
     copied = copy.deepcopy(network)
     children = {n: m for n, m in copied._modules.items() if m is not None}  # one that is used twice, twice
     if {"encoder", "head"} == set(children):
@@ -125,7 +126,7 @@ def named(network: nn.Module, name: str) -> NetworkSplit:
     return NetworkSplit(network, found, full[0])
 
 
-def last_to_run(network: nn.Module, x: Tensor) -> str:
+def last_to_run(network: nn.Module, x: Inputs) -> str:
     """Name of the module with parameters of its own that runs last; empty: none."""
     trial, ran = copy.deepcopy(network).eval(), list[str]()
     for name, module in trial.named_modules():
@@ -136,7 +137,7 @@ def last_to_run(network: nn.Module, x: Tensor) -> str:
     return ran[-1] if ran else ""
 
 
-def fits(parts: NetworkSplit, x: Tensor, expected: tuple[Tensor, Tensor]) -> bool:
+def fits(parts: NetworkSplit, x: Inputs, expected: tuple[Tensor, Tensor]) -> bool:
     """Whether head(encoder(x)) equals the network's output, in evaluation and in training."""
     try:
         return all(map(equal, outputs(Joined(parts.encoder, parts.head), x), expected))
@@ -144,7 +145,7 @@ def fits(parts: NetworkSplit, x: Tensor, expected: tuple[Tensor, Tensor]) -> boo
         return False
 
 
-def is_vector(encoder: nn.Module, x: Tensor) -> bool:
+def is_vector(encoder: nn.Module, x: Inputs) -> bool:
     """Whether the head is given a vector for each sample."""
     return outputs(encoder, x)[0].ndim == 2
 
@@ -169,7 +170,7 @@ def equal(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=1e-6, equal_nan=True)
 
 
-def outputs(network: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+def outputs(network: nn.Module, x: Inputs) -> tuple[Tensor, Tensor]:
     """Outputs of a copy in evaluation and in training mode, with the same random numbers for dropout each time."""
     trial = copy.deepcopy(network)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from coterie.core.errors import CoterieError
 from coterie.core.forward import forward
-from coterie.core.tree import Tree, is_statistic
+from coterie.core.packing import Inputs
+from coterie.core.tree import Tree, apply, is_statistic
 
 Norm = nn.modules.batchnorm._NormBase  # BatchNorm and InstanceNorm
 NORMS = (Norm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
@@ -52,7 +53,7 @@ def check_layers(network: nn.Module) -> None:
             raise CoterieError(f"{where} has no weights yet; run one batch through the network before you pass it")
 
 
-def check_forward(network: nn.Module, x: Tensor, expected: tuple[Tensor, Tensor]) -> str:
+def check_forward(network: nn.Module, x: Inputs, expected: tuple[Tensor, Tensor]) -> str:
     """Refuse hidden state and randomness that is not torch's. Returns the layers that draw random numbers, or ''.
 
     expected: what the network gives for x in evaluation and in training, with seed 0.
@@ -84,7 +85,7 @@ def check_forward(network: nn.Module, x: Tensor, expected: tuple[Tensor, Tensor]
     return ", ".join(named) or ("its forward" if random else "")
 
 
-def mixes(network: nn.Module, x: Tensor, training: bool) -> bool:
+def mixes(network: nn.Module, x: Inputs, training: bool) -> bool:
     """Whether one of two samples changes the output of the other. BatchNorm, which may, is used as in testing."""
     trial = copy.deepcopy(network).train(training)
     for layer in trial.modules():
@@ -94,14 +95,20 @@ def mixes(network: nn.Module, x: Tensor, training: bool) -> bool:
                 return False  # it uses the statistics of the batch in testing too, and is handled
     plain = seeded(trial, x, seed=0)
     for changed, kept in ((0, 1), (1, 0)):
-        other = x.clone()
-        other[changed] = -x[changed] if x.is_floating_point() else 1 - x[changed]
+        other = apply(lambda t, at=changed: with_other_row(t, at), x)
         if not torch.allclose(seeded(trial, other, seed=0)[kept], plain[kept], rtol=1e-3, atol=1e-5, equal_nan=True):
             return True
     return False
 
 
-def check_buffers(trial: nn.Module, x: Tensor, before: Tree) -> None:
+def with_other_row(x: Tensor, at: int) -> Tensor:
+    """A copy in which one sample has other values."""
+    made = x.clone()
+    made[at] = -x[at] if x.is_floating_point() else ~x[at] if x.dtype == torch.bool else 1 - x[at]
+    return made
+
+
+def check_buffers(trial: nn.Module, x: Inputs, before: Tree) -> None:
     """Refuse a forward that writes to buffers other than statistics, or replaces these: the update would be lost."""
     layers = dict(trial.named_modules())
     for name, b in trial.named_buffers():
@@ -119,7 +126,7 @@ def check_buffers(trial: nn.Module, x: Tensor, before: Tree) -> None:
                 raise CoterieError(f"the network replaces its buffer '{name}' in forward; write into it in place")
 
 
-def seeded(network: nn.Module, x: Tensor, seed: int, weights: Tree | None = None) -> Tensor:
+def seeded(network: nn.Module, x: Inputs, seed: int, weights: Tree | None = None) -> Tensor:
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return forward(network, x, weights)

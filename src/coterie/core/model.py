@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from coterie.core import dropout, padding
-from coterie.core.data import Transform, is_pixels
+from coterie.core.data import Transform
 from coterie.core.errors import CoterieError
 from coterie.core.forward import forward
-from coterie.core.head import outputs, split_head
+from coterie.core.head import split_head
 from coterie.core.layers import NORMS, Norm, check_forward, copied, frozen_of, is_frozen, own_copy, weights_of
 from coterie.core.metrics import SummedMetric
+from coterie.core.packing import Inputs
 from coterie.core.preprocess import Preprocess
 from coterie.core.task import Classification, Task
 from coterie.core.tree import Live, Tree, apply, fill, flatten
+from coterie.core.trial_input import trial_input
 
 if TYPE_CHECKING:
     from coterie.core.batch import Batch
@@ -113,13 +114,13 @@ class Model:
             raise CoterieError("the maps of this encoder are not available; it must be an nn.Sequential")
         maps: list[Tensor] = []
         _as_in_training(self.encoder, isinstance(encoder, Live))
-        z = self.prepare(x)
+        given, z = self.prepare(x), x.new_empty(0)
         for name, layer in self.encoder._modules.items():  # named_children() skips an activation that is used twice
             assert layer is not None
             begins = any(isinstance(m, nn.Conv2d) for m in layer.modules())
             own = {n.removeprefix(f"{name}."): t for n, t in encoder.items() if n.startswith(f"{name}.")}
             with self._precision(), self._padding(), self._dropout(encoder):
-                z = functional_call(layer, own, (z,))
+                given = z = forward(layer, given, own)
             if begins:
                 maps.append(z)
             elif maps and z.ndim == 4 and z.shape[2:].numel() > 1:  # a map of one pixel has no information
@@ -128,8 +129,9 @@ class Model:
             raise CoterieError("this encoder has no convolutions, so there are no maps to compare")
         return maps, z.to(self.mean.dtype)
 
-    def prepare(self, x: Tensor) -> Tensor:
-        prepared: Tensor = self.preprocess(x)
+    def prepare(self, x: Tensor) -> Inputs:
+        """Raw samples -> the input of the network; several inputs, by name."""
+        prepared: Inputs = self.preprocess(x)
         return prepared
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Model:
@@ -145,7 +147,7 @@ class Model:
             task=copy.deepcopy(self.task).to(device, dtype),
         )
 
-    def _call(self, module: nn.Module, weights: Tree, x: Tensor) -> Tensor:
+    def _call(self, module: nn.Module, weights: Tree, x: Inputs) -> Tensor:
         _as_in_training(module, isinstance(weights, Live))  # weights that are not trained here: evaluation mode
         with self._precision(), self._padding(), self._dropout(weights):
             return forward(module, x, weights).to(self.mean.dtype)
@@ -229,7 +231,7 @@ def make_model(
         raise CoterieError(f"the model {what}: there is nothing to train")
     preprocess = Preprocess(transform or Transform(), trained[0].dtype)
     task = Classification(task) if isinstance(task, int) else copy.deepcopy(task)
-    x, expected = _input(network, preprocess, shape, sample_type)
+    x, expected = trial_input(network, preprocess, shape, sample_type)
     if len(expected[0]) != 2:
         raise CoterieError(f"the model returns {len(expected[0])} outputs for 2 samples, it must return one for each")
     task.check_output(tuple(expected[0].shape[1:]), label)
@@ -247,37 +249,3 @@ def make_model(
             "sample; name another head with head=... or --head"
         )
     return replace(model, dim=z.shape[-1])
-
-
-def _input(
-    network: nn.Module, preprocess: Preprocess, shape: tuple[int, ...], sample_type: torch.dtype
-) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Random input (2, ...) of a network, and its outputs. Networks that call .view need contiguous samples."""
-    raw = torch.zeros(2, *shape, dtype=sample_type)
-    if raw.is_floating_point():
-        raw = raw.to(preprocess.mean.dtype)
-    if raw.ndim == 4:
-        raw = raw.to(memory_format=torch.channels_last)  # the format of clients' images
-    for channels_last in (True, False):
-        preprocess.channels_last = channels_last
-        try:
-            x = _random(preprocess(raw))
-            return x, outputs(network, x)
-        except (RuntimeError, IndexError, ValueError, TypeError) as error:
-            failure = error
-    kind = str(raw.dtype).removeprefix("torch.")
-    integers = (
-        ""
-        if raw.is_floating_point() or is_pixels(shape, raw.dtype)
-        else "; integers reach the network as they are, for an nn.Embedding; if they are features, read them with "
-        "--input values, if they are gray images, with --input image"
-    )
-    sides = " x ".join(map(str, shape))
-    raise CoterieError(f"the model cannot take {kind} samples of shape {sides}: {failure}{integers}") from None
-
-
-def _random(x: Tensor) -> Tensor:
-    """Random values like x; integers are below 2, to fit any vocabulary."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
-        return torch.randn_like(x) if x.is_floating_point() else torch.randint_like(x, 2)

@@ -8,10 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from coterie.core.data import MISSING, VALUE, Transform, is_pixels
+from coterie.core.packing import Inputs, unpack
 
 
 class Preprocess(nn.Module):
-    """Scale pixels to 0..1, fill missing values, one-hot encode categories, standardize channels; keep tokens."""
+    """Scale pixels to 0..1, fill missing values, one-hot encode categories, standardize channels; keep tokens.
+
+    Several inputs are unpacked, and each is prepared by itself.
+    """
 
     mean: Tensor  # (C,) of the prepared channels; empty: not standardized
     std: Tensor  # (C,)
@@ -31,9 +35,19 @@ class Preprocess(nn.Module):
         self.register_buffer("fill", torch.tensor([] if plain else fills, dtype=dtype))
         self.register_buffer("column", torch.tensor([] if plain else [at for at, _ in inputs], dtype=torch.int64))
         self.register_buffer("kind", torch.tensor([] if plain else [kind for _, kind in inputs], dtype=torch.int64))
+        self.inputs = transform.inputs
+        own = (Transform(one.mean, one.std, axis=one.axis) for one in self.inputs)
+        self.parts = nn.ModuleList(Preprocess(one, dtype) for one in own)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, ...) raw -> (B, ...) prepared."""
+    def forward(self, x: Inputs) -> Inputs:
+        """(B, ...) raw -> (B, ...) prepared. Several inputs: (B, bytes) packed, or by name -> by name."""
+        if self.inputs:
+            raw = unpack(self.inputs, x) if isinstance(x, Tensor) else x
+            return {one.name: part(raw[one.name]) for one, part in zip(self.inputs, self.parts, strict=True)}
+        assert isinstance(x, Tensor)
+        return self.prepared(x) if x.ndim > 1 else self.prepared(x[:, None])[:, 0]
+
+    def prepared(self, x: Tensor) -> Tensor:
         unit = 255 if is_pixels(tuple(x.shape[1:]), x.dtype) else 1
         if self.column.numel():
             x = self.expand(x.to(self.mean.dtype))

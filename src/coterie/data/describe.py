@@ -19,18 +19,24 @@ def describe_input(data: FederatedData) -> list[str]:
 
 
 def input_lines(shape: tuple[int, ...], dtype: torch.dtype, transform: Transform) -> list[str]:
-    size, kind = " x ".join(map(str, shape)), str(dtype).removeprefix("torch.")
+    if transform.inputs:
+        parts = [(one, Transform(one.mean, one.std, axis=one.axis)) for one in transform.inputs]
+        own = [f"input '{one.name}': {line}" for one, by in parts for line in input_lines(one.shape, one.type, by)]
+        return [f"samples: {len(parts)} inputs by name", *(line.replace("samples: ", "") for line in own)]
+    size, kind = " x ".join(map(str, shape)) or "1", str(dtype).removeprefix("torch.")
     if transform.columns:
         lines = table_lines(transform.columns, kind)
     elif is_pixels(shape, dtype):
         lines = [f"samples: images of {size} bytes, scaled from 0..255 to 0..1"]
+    elif dtype == torch.bool:
+        lines = [f"samples: {size} truth values"]
     elif dtype.is_floating_point:
         lines = [f"samples: {size} numbers ({kind}), used as is"]
     else:
         lines = [f"samples: {size} integers ({kind}), passed to the network as integers (tokens), not scaled"]
     if transform.mean:
         channels = (
-            "inputs" if transform.columns else "columns" if len(shape) == 1 else f"channels of axis {transform.axis}"
+            "inputs" if transform.columns else "columns" if len(shape) <= 1 else f"channels of axis {transform.axis}"
         )
         few = len(transform.mean) <= FEW
         by = (

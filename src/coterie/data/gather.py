@@ -77,6 +77,8 @@ def federate(dataset: Dataset, partition: Partition, validation: float = 0.0, se
             f"client {lone[0]} has no training samples left: all its groups were drawn for validation on other "
             "clients; use another --partition-seed"
         )
+    if dataset.transform.inputs and partition.angles is not None:
+        raise CoterieError(f"partition '{partition.name}' rotates images; {dataset.name} has several inputs")
     own = _gather(*at_train, train, partition, group)
     return FederatedData(
         name=dataset.name,
@@ -98,7 +100,8 @@ def task_of(dataset: Dataset, train: Split) -> Task:
         return dataset.task
     labels = [dataset.y_train, dataset.y_test]
     most = 1 + max((int(y.max()) for y in labels if y.numel() and not y.is_floating_point()), default=-1)
-    return fitted(dataset.task, train.y, train.x, len(dataset.classes) if dataset.task.one_class else most, {})
+    x = train.x[:0] if dataset.transform.inputs else train.x
+    return fitted(dataset.task, train.y, x, len(dataset.classes) if dataset.task.one_class else most, {})
 
 
 def set_aside(data: FederatedData, share: float, seed: int = 0) -> FederatedData:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from coterie.core.data import Column, FederatedData, Split, Transform, is_pixels
 from coterie.core.errors import CoterieError, unknown
+from coterie.core.packing import Input, unpack
 from coterie.core.preprocess import Preprocess
 
 NORMALISE = ("auto", "none")
@@ -20,19 +21,58 @@ BLOCK = 4096  # samples at a time, in float64
 
 
 def normalised(
-    data: FederatedData, transform: Transform, how: str | None, channel_axis: int | None = None
+    data: FederatedData,
+    transform: Transform,
+    how: str | None,
+    channel_axis: int | Mapping[str, int] | None = None,
 ) -> FederatedData:
-    """Set the transform. how: auto computes mean and standard deviation over all clients, none removes them."""
+    """Set the transform. how: auto computes mean and standard deviation over all clients, none removes them.
+
+    channel_axis: of samples with several inputs, by name.
+    """
     if how is not None and how not in NORMALISE:
         raise unknown("--normalise value", how, NORMALISE)
     if how != "auto":
         if channel_axis is not None:
             raise CoterieError("--channel-axis needs --normalise auto")
         return replace(data, transform=transform if how is None else replace(transform, mean=(), std=()))
+    if transform.inputs:
+        return replace(
+            data, transform=replace(transform, inputs=standardised_inputs(data.train, transform, channel_axis))
+        )
+    if isinstance(channel_axis, Mapping):
+        raise CoterieError("`channel_axis` by name is for samples with several inputs, which are dictionaries")
     axis = statistics_axis(data.shape, data.train.x.dtype, channel_axis)
     transform = replace(transform, mean=(), std=(), axis=axis)
-    mean, std = moments(data.train, transform)
+    mean, std = moments(torch.split(data.train.x, BLOCK), transform)
     return replace(data, transform=replace(transform, mean=mean, std=std))
+
+
+def standardised_inputs(
+    train: Split, transform: Transform, channel_axis: int | Mapping[str, int] | None
+) -> tuple[Input, ...]:
+    """Mean and standard deviation of every input; integers that are no pixels, and truth values, are left alone."""
+    axes = {} if channel_axis is None else channel_axis
+    if not isinstance(axes, Mapping):
+        raise CoterieError(
+            f"name the input of this channel axis: channel_axis={{'{transform.inputs[0].name}': {axes}}}"
+        )
+    if odd := set(axes) - {one.name for one in transform.inputs}:
+        raise unknown("input", min(odd), [one.name for one in transform.inputs])
+    made = []
+    for one in transform.inputs:
+        if one.type.is_floating_point or is_pixels(one.shape, one.type):
+            try:
+                axis = statistics_axis(one.shape or (1,), one.type, axes.get(one.name))
+            except CoterieError as error:
+                raise CoterieError(
+                    f"input '{one.name}': {error}; in Python, channel_axis={{'{one.name}': AXIS}}"
+                ) from None
+            blocks = (unpack(transform.inputs, x)[one.name] for x in torch.split(train.x, BLOCK))
+            mean, std = moments((x.view(len(x), *one.shape or (1,)) for x in blocks), Transform(axis=axis))
+            one = replace(one, mean=mean, std=std, axis=axis)
+        made.append(one)
+    return tuple(made)
 
 
 def statistics_axis(shape: tuple[int, ...], dtype: torch.dtype, named: int | None) -> int:
@@ -63,16 +103,16 @@ def statistics_axis(shape: tuple[int, ...], dtype: torch.dtype, named: int | Non
     raise CoterieError(f"--normalise auto needs --channel-axis, from 0 to {len(shape) - 1}, for samples of {size}")
 
 
-def moments(split: Split, transform: Transform) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def moments(blocks: Iterable[Tensor], transform: Transform) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel or column, of pixels scaled to 0..1 and of encoded tables.
 
-    The standard deviation of a constant is set to 1.
+    blocks: (B, ...) raw samples. The standard deviation of a constant is set to 1.
     """
-    prepare = Preprocess(replace(transform, mean=(), std=()), torch.float64)
+    prepare, parts = Preprocess(replace(transform, mean=(), std=()), torch.float64), list(blocks)
 
     def mean_of(f: Callable[[Tensor], Tensor]) -> Tensor:
         total, count = torch.zeros((), dtype=torch.float64), 0
-        for x in torch.split(split.x, BLOCK):
+        for x in parts:
             values = prepare(x).movedim(1 + transform.axis, -1).flatten(0, -2)
             total, count = total + f(values).sum(0), count + len(values)
         return total / count

@@ -32,7 +32,8 @@ def with_task(
     elif task is None or task_class(task) is type(data.task):
         made = made_by(type(data.task), {**data.task.options, **given}) if given else data.task
     else:
-        made = fitted(task_class(task), data.train.y, data.train.x, data.classes, given)
+        x = data.train.x[:0] if data.transform.inputs else data.train.x
+        made = fitted(task_class(task), data.train.y, x, data.classes, given)
     for name in ("train", "test", "validation"):
         split = getattr(data, name)
         if split is not None:
@@ -41,7 +42,10 @@ def with_task(
 
 
 def fitted(kind: type[Task], y: Tensor, x: Tensor, classes: int, options: Mapping[str, Any]) -> Task:
-    """The task of training labels. classes: names of classes, or distinct labels in all splits."""
+    """The task of training labels. x: samples, none if they have several inputs.
+
+    classes: names of classes, or distinct labels in all splits.
+    """
     if kind is NextToken and not x.is_floating_point() and x.numel():
         classes = max(classes, int(x.max()) + 1)  # the vocabulary
     check_options(kind, options)

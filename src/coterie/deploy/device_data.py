@@ -8,6 +8,7 @@ from pathlib import Path
 from coterie.api import DataSettings, load_clients
 from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
+from coterie.core.packing import names
 from coterie.core.task import Classification
 from coterie.data.user import is_path
 from coterie.data.user.arrow_columns import parquet_names
@@ -28,6 +29,11 @@ def load_hosted_clients(clients: str, wanted: DataSettings) -> tuple[tuple[int, 
             f"federations of devices support plain classification, measured by accuracy; {wanted.dataset} is "
             f"{data.task.described()}, measured by {data.task.metric.scale.words}; train on one machine with `coterie "
             "run`, or leave out --task, --task-args and --metric"
+        )
+    if data.transform.inputs:
+        raise CoterieError(
+            f"federations of devices support samples with one input; those of {wanted.dataset} have "
+            f"{names(data.transform.inputs)}; train on one machine with `coterie run`"
         )
     if is_path(wanted.dataset):
         if len(ids) != data.num_clients:

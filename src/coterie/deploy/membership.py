@@ -213,6 +213,8 @@ def check_schema(schema: SampleSchema) -> None:
     mean, std = schema.transform.mean, schema.transform.std
     if len(mean) != len(std) or not all(value > 0 for value in std) or not 0 <= schema.transform.crop <= max(sides):
         raise Refused("invalid normalization or cropping of samples")
+    if schema.transform.inputs:
+        raise Refused("samples with several inputs; federations of devices support one")
     check_inputs(schema)
 
 

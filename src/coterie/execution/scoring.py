@@ -99,8 +99,8 @@ def weighed(task: Task, found: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
 def measured(task: Task, output: Tensor, y: Tensor, every: bool = False) -> Tensor:
     """(M + 1,): the task's metric, and the sum of losses. output, y: of all samples.
 
-    every: all metrics that the task has, the sum of losses, and its `detail`. Metrics are computed on the CPU: ranks and
-    bins need operations that are slow, wait, or are not deterministic on a GPU.
+    every: all metrics that the task has, the sum of losses, and its `detail`. Metrics are computed on the CPU: ranks
+    and bins need operations that are slow, wait, or are not deterministic on a GPU.
     """
     loss = task.loss(output, y).to(torch.float64).sum()  # on the device, where the task has its constants
     output, y = output.cpu(), y.cpu()

@@ -27,7 +27,8 @@ class FusedModel(Model):
 def fuse(model: Model) -> Model:
     """The same model with fused layers."""
     encoder, head = (fuse_dense(copy.deepcopy(part)) for part in (model.encoder, model.head))
-    if not is_chain(encoder) or not is_fusible_conv(encoder, 0) or model.preprocess.axis:
+    raw_images = not (model.preprocess.axis or model.preprocess.inputs)
+    if not is_chain(encoder) or not is_fusible_conv(encoder, 0) or not raw_images:
         return replace(model, encoder=encoder, head=head)
     for at in range(len(encoder)):
         if is_fusible_conv(encoder, at):

@@ -89,7 +89,8 @@ def build_model(
         outputs = task if isinstance(task, int) else task.width
         per_token = {"vocabulary": outputs, "per_token": True} if isinstance(task, NextToken) else {}
         usual = per_token if network in PER_TOKEN else {}
-        network = build(network, transform.input_shape(shape), outputs, seed, **{**usual, **(options or {})})
+        shapes = {one.name: one.shape for one in transform.inputs} or transform.input_shape(shape)
+        network = build(network, shapes, outputs, seed, **{**usual, **(options or {})})
     elif options:
         raise CoterieError("model_args need a model name; pass them to the constructor of this model instead")
     if train_only is not None:
@@ -97,15 +98,16 @@ def build_model(
     return make_model(network, shape, task, transform, head, sample_type, label)
 
 
-def build(name: str, shape: Shape, classes: int, seed: int, **options: object) -> nn.Module:
+def build(name: str, shape: Shape | dict[str, Shape], classes: int, seed: int, **options: object) -> nn.Module:
     """Build a network by name on the CPU, with weights that depend only on the seed.
 
+    shape: of a sample; several inputs: of each, by name.
     name: one of MODELS or an import path package.module:Class. The class is called with (shape, classes) if it takes
     two arguments, else with none. torch's random state does not change.
     """
     if classes < 1:
         raise CoterieError(f"a model needs at least 1 class, got {classes}")
-    maker, arguments = _maker(name, tuple(shape), classes)
+    maker, arguments = _maker(name, shape if isinstance(shape, dict) else tuple(shape), classes)
     try:
         inspect.signature(maker).bind(*arguments, **options)
     except TypeError as error:
@@ -126,9 +128,16 @@ def build(name: str, shape: Shape, classes: int, seed: int, **options: object) -
     return network
 
 
-def _maker(name: str, shape: Shape, classes: int) -> tuple[Callable[..., object], tuple[object, ...]]:
+def _maker(
+    name: str, shape: Shape | dict[str, Shape], classes: int
+) -> tuple[Callable[..., object], tuple[object, ...]]:
     """The constructor of the network, and its positional arguments."""
     if name in MODELS:
+        if isinstance(shape, dict):
+            raise CoterieError(
+                f"model '{name}' takes one input, the samples have {', '.join(shape)}; pass a network of your own, "
+                "whose forward takes these names or one dictionary"
+            )
         return MODELS[name], (shape, classes)
     if ":" not in name:
         raise unknown("model", name, MODELS)

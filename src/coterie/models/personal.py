@@ -22,18 +22,20 @@ from coterie.core.forward import forward
 from coterie.core.head import Joined
 from coterie.core.method import AnyMethod
 from coterie.core.model import Model, Weights
+from coterie.core.packing import Input, Inputs
 from coterie.core.task import Task
 from coterie.core.tree import Tree
 from coterie.core.wrapper import lasting, lasting_down
 from coterie.models.adapters import merge, put, save_adapter
 from coterie.models.prediction import InUse, Reads, Recorder, hold, plain_fields, skeleton, weights_in
-from coterie.models.samples import ModelInfo, check_samples, probe
+from coterie.models.samples import ModelInfo, accepted, probe_rows
 
 
 class PersonalModel(nn.Module):
     """One client's model: raw samples (B, ...) in, outputs of the task out, such as logits (B, K).
 
     Raw samples are uint8 images, rows of a table with the columns `columns`, tokens, or arrays, as the client has them;
+    several inputs are a dictionary of tensors (B, ...) with the names and types of `inputs`. The
     preprocessing is the first layer. The model starts in eval mode. It is an ordinary module: `state_dict`, `to`,
     `deepcopy`, fine-tuning with any optimizer.
     """
@@ -63,6 +65,11 @@ class PersonalModel(nn.Module):
         return self.info.transform.columns
 
     @property
+    def inputs(self) -> tuple[Input, ...]:
+        """Several inputs of a sample: names, shapes and types; empty for samples that are one array."""
+        return self.info.transform.inputs
+
+    @property
     def sample_shape(self) -> tuple[int, ...]:
         return self.info.shape
 
@@ -70,14 +77,13 @@ class PersonalModel(nn.Module):
     def sample_dtype(self) -> torch.dtype:
         return self.info.dtype
 
-    def forward(self, x: Tensor) -> Tensor:
-        check_samples(self.info, x)
-        return self.logits(x)
+    def forward(self, x: Inputs) -> Tensor:
+        return self.logits(accepted(self.info, x))
 
-    def logits(self, x: Tensor) -> Tensor:
+    def logits(self, x: Inputs) -> Tensor:
         raise NotImplementedError
 
-    def read(self, x: Tensor) -> Tensor:
+    def read(self, x: Inputs) -> Tensor:
         """The outputs as a user reads them: probabilities, or numbers in the units of the labels."""
         return self.task.read(self(x))
 
@@ -120,7 +126,7 @@ class OneNetwork(PersonalModel):
         self.head.load_state_dict(weights.head, strict=False)
         self.eval()
 
-    def logits(self, x: Tensor) -> Tensor:
+    def logits(self, x: Inputs) -> Tensor:
         return self.task.scale(forward(self.head, forward(self.encoder, self.preprocess(x))))
 
     def network(self) -> nn.Module:
@@ -154,7 +160,7 @@ class MergedNetwork(PersonalModel):
         self.preprocess, self.task, self.plain = copy.deepcopy(made.preprocess), copy.deepcopy(made.task), network
         self.eval()
 
-    def logits(self, x: Tensor) -> Tensor:
+    def logits(self, x: Inputs) -> Tensor:
         return self.task.scale(forward(self.plain, self.preprocess(x)))
 
     def network(self) -> nn.Module:
@@ -187,18 +193,19 @@ class Composite(PersonalModel):
                 hold(self, name, t.detach().clone().to(model.mean.device), name in trainable)
         self.eval()
 
-    def logits(self, x: Tensor) -> Tensor:
+    def logits(self, x: Inputs) -> Tensor:
         held = {**dict(self.named_parameters()), **dict(self.named_buffers())}
         filled = tree.fill(self.form, {name: held.get(name, t) for name, t in tree.items(self.form)})
         model = replace(self.model, training=self.training)
-        return self.method.client_predict(model, filled["state"], filled["down"], x)
+        prepared: Any = x  # a method passes it to the model
+        return self.method.client_predict(model, filled["state"], filled["down"], prepared)
 
 
 def make_personal_model(info: ModelInfo, method: AnyMethod, model: Model, state: Any, down: Any) -> PersonalModel:
     """Build the module that computes `method.client_predict(model, state, down, x)` in the precision of its weights."""
     method, down, model = lasting(method), lasting_down(method, down), replace(model, precision="fp32")
     state, down = tree.apply(lambda t: t.to(model.mean.device), (state, down))
-    x = probe(info.shape, info.dtype).to(model.mean.device)
+    x = probe_rows(info).to(model.mean.device)
     watched, reads = Recorder(**plain_fields(model)), Reads()
     with torch.no_grad(), reads:
         logits = method.client_predict(watched, state, down, x)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from coterie.core.data import Transform, is_pixels
 from coterie.core.errors import CoterieError
+from coterie.core.packing import Input, Inputs, mixed, pack
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,44 @@ class ModelInfo:
     dtype: torch.dtype  # of raw samples
     transform: Transform
     data: str  # name of the dataset
+
+
+def accepted(info: ModelInfo, x: Any) -> Inputs:
+    """Samples as the model takes them: (B, ...), or several inputs by name. Others are refused."""
+    inputs = info.transform.inputs
+    if not inputs and isinstance(x, Tensor):
+        check_samples(info, x)
+        return x
+    if inputs and isinstance(x, Tensor) and (x.dtype, tuple(x.shape[1:])) == (info.dtype, info.shape):
+        return x  # packed, as the federation's data are
+    if not inputs or not isinstance(x, Mapping):
+        takes = f"a dictionary of {', '.join(map(str, inputs))}" if inputs else "a tensor"
+        raise CoterieError(f"this model takes {takes}; got {type(x).__name__}")
+    for name in (*(one.name for one in inputs), *x):
+        if (name in x) != any(name == one.name for one in inputs):
+            word = "missing" if name not in x else "unknown"
+            raise CoterieError(f"input '{name}' is {word}; this model takes {', '.join(map(str, inputs))}")
+    made = {one.name: accepted_input(info, one, torch.as_tensor(x[one.name])) for one in inputs}
+    count = made[inputs[0].name].shape[0]  # len() would fix it in an exported program
+    if any(values.shape[0] != count for values in made.values()):
+        found = ", ".join(f"{name} {len(values)}" for name, values in made.items())
+        raise CoterieError(f"inputs of different lengths: {found}")
+    return made
+
+
+def accepted_input(info: ModelInfo, one: Input, x: Tensor) -> Tensor:
+    """One of several inputs, in its type; pixels may also be fractions from 0 to 1."""
+    if x.ndim != 1 + len(one.shape) or tuple(x.shape[1:]) != one.shape:
+        raise CoterieError(f"input '{one.name}' must have the shape {('batch', *one.shape)}, got {tuple(x.shape)}")
+    try:
+        check_samples(replace(info, shape=one.shape, dtype=one.type, transform=Transform()), x)
+    except CoterieError as error:
+        raise CoterieError(f"input '{one.name}': {error}") from None
+    if x.is_floating_point() and (one.type.is_floating_point or is_pixels(one.shape, one.type)):
+        return x
+    if x.is_floating_point() or (one.type == torch.bool) != (x.dtype == torch.bool):
+        raise CoterieError(f"input '{one.name}' must be of type {one.dtype}, got {str(x.dtype).removeprefix('torch.')}")
+    return x.to(one.type)
 
 
 def check_samples(info: ModelInfo, x: Tensor) -> None:
@@ -43,9 +84,24 @@ def check_samples(info: ModelInfo, x: Tensor) -> None:
     )
 
 
-def probe(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """(3, *shape) random samples; integers that are not pixels are tokens 0 and 1, which every vocabulary has."""
+def probe(info: ModelInfo) -> Inputs:
+    """(3, ...) random samples; integers that are not pixels are tokens 0 and 1, which every vocabulary has."""
     draw = torch.Generator().manual_seed(0)
+    if not info.transform.inputs:
+        return _probe(info.shape, info.dtype, draw)
+    return {one.name: _probe(one.shape, one.type, draw, several=True) for one in info.transform.inputs}
+
+
+def probe_rows(info: ModelInfo) -> Tensor:
+    """The same as a run holds them: several inputs are packed."""
+    x = probe(info)
+    return x if isinstance(x, Tensor) else pack(info.transform.inputs, x)
+
+
+def _probe(shape: tuple[int, ...], dtype: torch.dtype, draw: torch.Generator, several: bool = False) -> Tensor:
     if dtype.is_floating_point:
         return torch.randn(3, *shape, generator=draw).to(dtype)
-    return torch.randint(0, 256 if is_pixels(shape, dtype) else 2, (3, *shape), generator=draw).to(dtype)
+    if is_pixels(shape, dtype):
+        return torch.randint(0, 256, (3, *shape), generator=draw).to(dtype)
+    bits = torch.randint(0, 2, (3, *shape), generator=draw)
+    return (mixed(bits) if several else bits).to(dtype)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from coterie.core.data import is_pixels
 from coterie.core.errors import CoterieError, unknown
+from coterie.core.packing import Inputs
 from coterie.core.version import VERSION
 from coterie.models.personal import MergedNetwork, OneNetwork, PersonalModel
 from coterie.models.samples import probe
@@ -70,6 +71,7 @@ def about(run: Run, model: PersonalModel) -> dict[str, Any]:
         "client_name": info.client_name,
         "data": info.data,
         "input": {"name": INPUT, "shape": ["batch", *info.shape], "dtype": run.section("data")["dtype"]},
+        "inputs": [asdict(one) for one in info.transform.inputs],
         "columns": [asdict(column) for column in info.transform.columns],
         "task": described_task(model.task),
         "output": {"name": output_name(model), "shape": ["batch", *output_shape(model)], "meaning": meaning(model)},
@@ -96,7 +98,7 @@ def output_name(model: PersonalModel) -> str:
 
 def output_shape(model: PersonalModel) -> list[int]:
     with torch.no_grad():
-        return list(model(probe(model.sample_shape, model.sample_dtype)).shape[1:])
+        return list(model(probe(model.info)).shape[1:])
 
 
 def meaning(model: PersonalModel) -> str:
@@ -108,7 +110,7 @@ def meaning(model: PersonalModel) -> str:
 
 
 def write_torch(model: PersonalModel, description: dict[str, Any], path: Path) -> list[Path]:
-    program = exported(model, probe(model.sample_shape, model.sample_dtype))
+    program = exported(model, probe(model.info))
     content = io.BytesIO()
     torch.export.save(program, content, extra_files={"about.json": json.dumps(description)})
     return [write_file(path, content.getvalue())]
@@ -120,13 +122,14 @@ def write_onnx(model: PersonalModel, description: dict[str, Any], path: Path) ->
         import onnxscript  # noqa: F401
     except ImportError:
         raise CoterieError("to write ONNX, install it: pip install 'coterie[onnx]'") from None
-    x = probe(model.sample_shape, model.sample_dtype)
+    x = probe(model.info)
+    names = [INPUT] if isinstance(x, Tensor) else list(x)
     with quiet():
         program = exported(model, x).run_decompositions({torch.ops.aten.cdist.default: distances})
         made = torch.onnx.export(
-            program, (x,), dynamo=True, opset_version=OPSET, verbose=False, input_names=[INPUT],
+            program, (x,), dynamo=True, opset_version=OPSET, verbose=False, input_names=names,
             output_names=[output_name(model)],
-            dynamic_shapes=({0: "batch"},),
+            dynamic_shapes=({0: "batch"} if isinstance(x, Tensor) else {name: {0: "batch"} for name in x},),
         )  # fmt: skip
     assert made is not None
     made.model.metadata_props["about"] = json.dumps(description)
@@ -149,11 +152,13 @@ def write_safetensors(model: PersonalModel, description: dict[str, Any], path: P
     return [write_file(path, content), write_file(readme, text.encode("utf-8", ODD))]
 
 
-def exported(model: nn.Module, x: Tensor) -> torch.export.ExportedProgram:
+def exported(model: nn.Module, x: Inputs) -> torch.export.ExportedProgram:
     """The model as a graph that takes any number of samples."""
+    batch = {0: torch.export.Dim("batch")}
+    shapes = batch if isinstance(x, Tensor) else dict.fromkeys(x, batch)
     try:
         with torch.no_grad():
-            return torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+            return torch.export.export(model, (x,), dynamic_shapes=(shapes,))
     except Exception as error:  # a user's network may fail in any way
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise CoterieError(

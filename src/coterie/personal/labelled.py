@@ -17,9 +17,18 @@ from coterie.core.errors import CoterieError
 from coterie.data.user.images import piles_of
 from coterie.data.user.read import find
 from coterie.data.user.reading import Notes, Reading
+from coterie.data.user.several_inputs import named_inputs
 from coterie.data.user.tables import KINDS, table_files
 from coterie.personal.labels import LabelMapping
-from coterie.personal.samples import SampleForm, as_samples, read_arrays, read_image, read_table
+from coterie.personal.samples import (
+    SampleForm,
+    as_samples,
+    read_arrays,
+    read_image,
+    read_table,
+    refuse_one_input,
+    samples_of,
+)
 
 FORMS = (
     "a CSV or Parquet file with a label column, an .npz file with x and y, a folder of such tables, a folder with one "
@@ -69,6 +78,7 @@ def read_labelled(run: SampleForm, path: str | Path, reading: LabelledReading) -
 
 def read_parts(run: SampleForm, path: Path, reading: LabelledReading) -> list[LabelledPart]:
     kind = path.suffix.lower()
+    refuse_one_input(run, path)
     if reading.group_column is not None and not (path.is_file() and kind in KINDS) and not table_files_in(path):
         raise CoterieError(f"{path}: --group-column is for tables; in an .npz file, the array 'group' has the groups")
     if path.is_file() and kind == ".npz":
@@ -112,7 +122,7 @@ def read_npz(run: SampleForm, path: Path, reading: LabelledReading) -> list[Labe
     if len(names := np.unique(arrays["client"].astype(str)) if "client" in arrays else ()) > 1:
         raise one_client(path, names)
     named = [("train", "x", "y"), *((s, *pair) for s in ("train", "test") for pair in spellings(s))]
-    found = [(split, x, y) for split, x, y in named if x in arrays or y in arrays]
+    found = [(split, x, y) for split, x, y in named if x in arrays or y in arrays or named_inputs(arrays, x)]
     if not found:
         raise CoterieError(f"{path}: no arrays 'x' and 'y'; it has: {', '.join(arrays) or 'none'}")
     divided = any(split == "test" for split, _, _ in found)
@@ -133,10 +143,10 @@ def arrays_of(
     run: SampleForm, path: Path, arrays: dict[str, NDArray[Any]], names: tuple[str, str], reading: LabelledReading
 ) -> tuple[Tensor, Tensor]:
     x_name, y_name = names
-    for name in names:
-        if name not in arrays:
-            raise CoterieError(f"{path}: no array '{name}'; it has: {', '.join(arrays)}")
-    x, y = as_samples(run, path, x_name, arrays[x_name], arrays.get("columns")), arrays[y_name]
+    x = samples_of(run, path, x_name, arrays)
+    if y_name not in arrays:
+        raise CoterieError(f"{path}: no array '{y_name}'; it has: {', '.join(arrays)}")
+    y = arrays[y_name]
     if not run.classes and len(y) == len(x):
         return x, labels_for(run, y, reading, str(path))
     if y.shape != (len(x),) or y.dtype.kind not in "iuUS":

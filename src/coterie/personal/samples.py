@@ -16,11 +16,13 @@ from torch import Tensor
 
 from coterie.core.data import Column, Transform, is_pixels
 from coterie.core.errors import CoterieError
+from coterie.core.packing import pack
 from coterie.core.task import Task
 from coterie.data.pixels import fitted
 from coterie.data.user import read_table_by
 from coterie.data.user.arrays import load_npz
 from coterie.data.user.reading import LABELS, Notes
+from coterie.data.user.several_inputs import named_inputs
 from coterie.data.user.tables import KINDS
 
 log = logging.getLogger(__name__)
@@ -80,12 +82,12 @@ def read_file(run: SampleForm, path: Path, resize: bool, label_column: str | Non
     if not path.is_file():
         raise CoterieError(f"{path}: no such file")
     kind = path.suffix.lower()
+    refuse_one_input(run, path)
     if kind not in (*KINDS, ".npz"):
         return Samples(read_image(run, path, resize)[None], [str(path)], [""])
     labels = None
     if kind == ".npz":
-        arrays = read_arrays(path, "x")
-        x = as_samples(run, path, "x", arrays["x"], arrays.get("columns"))
+        x = samples_of(run, path, "x", read_arrays(path))
     else:
         x, labels, _ = read_table(run, path, label_column, dropped)
     if not len(x):
@@ -127,15 +129,43 @@ def listed(columns: Sequence[Column]) -> str:
     return ", ".join(column.name for column in columns[:SHOWN]) + (", ..." if len(columns) > SHOWN else "")
 
 
-def read_arrays(path: Path, *needed: str) -> dict[str, NDArray[Any]]:
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """All arrays of an .npz file."""
     if not path.is_file():
         raise CoterieError(f"{path}: no such file")
-    arrays = load_npz(path, Notes())
-    for name in needed:
+    return load_npz(path, Notes())
+
+
+def refuse_one_input(run: SampleForm, path: Path) -> None:
+    """Raise an error for a file that cannot hold the several inputs of this run's samples."""
+    if run.transform.inputs and path.suffix.lower() != ".npz":
+        needed = ", ".join(f"x.{one.name}" for one in run.transform.inputs)
+        raise CoterieError(f"{path}: the samples of this run have several inputs; give an .npz file with {needed}")
+
+
+def samples_of(run: SampleForm, path: Path, name: str, arrays: dict[str, NDArray[Any]]) -> Tensor:
+    """(N, *shape) from an array of this name, or from one array name.INPUT for each of several inputs, packed."""
+    inputs, given = run.transform.inputs, named_inputs(arrays, name)
+    if not inputs:
         if name not in arrays:
             raise CoterieError(f"{path}: no array '{name}'; it has: {', '.join(arrays) or 'none'}")
-    return arrays
+        return as_samples(run, path, name, arrays[name], arrays.get("columns"))
+    for key in (*(one.name for one in inputs), *given):
+        if (key in given) != any(key == one.name for one in inputs):
+            word = "no" if key not in given else "an unknown"
+            raise CoterieError(f"{path}: {word} array '{name}.{key}'; expected: {', '.join(map(str, inputs))}")
+    made = {}
+    for one in inputs:
+        array, where = given[one.name], f"{path}: {name}.{one.name}"
+        if array.shape[1:] != one.shape or array.ndim != len(one.shape) + 1:
+            raise CoterieError(f"{where} has the shape {array.shape}; expected {('samples', *one.shape)}")
+        made[one.name] = as_trained(where, array, one.shape, one.type)
+        if made[one.name].dtype != one.type:
+            raise CoterieError(f"{where} has fractions; as in training, images must be bytes from 0 to 255")
+    if len({len(values) for values in made.values()}) > 1:
+        found = ", ".join(f"{key} {len(values)}" for key, values in made.items())
+        raise CoterieError(f"{path}: inputs of different lengths: {found}")
+    return pack(inputs, made)
 
 
 def as_samples(
@@ -153,7 +183,7 @@ def as_samples(
         )
     if array.shape[1:] != run.shape or array.ndim != len(run.shape) + 1:
         raise CoterieError(f"{path}: {name} has the shape {array.shape}; expected (samples, {words(run.shape, ', ')})")
-    made = as_trained(run, path, array)
+    made = as_trained(str(path), array, run.shape, run.dtype, run.transform.columns)
     check_codes(run.transform.columns, path, made)
     return made
 
@@ -177,21 +207,23 @@ def in_order(path: Path, known: Sequence[str], given: Sequence[str]) -> list[int
     return [list(given).index(column) for column in known]
 
 
-def as_trained(run: SampleForm, path: Path, array: NDArray[Any]) -> Tensor:
+def as_trained(
+    path: str, array: NDArray[Any], shape: tuple[int, ...], dtype: torch.dtype, columns: Sequence[Column] = ()
+) -> Tensor:
     """Convert to the type and range of training. Images may also be floats in 0..1."""
     if array.dtype.kind not in "iufb":
         raise CoterieError(f"{path}: has {array.dtype}, not numbers")
-    filled = np.array([column.fill is not None for column in run.transform.columns])  # NaN marks a missing value
+    filled = np.array([column.fill is not None for column in columns])  # NaN marks a missing value
     fine = (
         np.isfinite(array) | (np.isnan(array) & filled if filled.any() else False) if array.dtype.kind == "f" else True
     )
     if not np.all(fine):
         raise CoterieError(f"{path}: has values that are not finite")
-    if not is_pixels(run.shape, run.dtype):
-        if not run.dtype.is_floating_point and not whole_numbers(array, run.dtype):
-            kind = str(run.dtype).removeprefix("torch.")
+    if not is_pixels(shape, dtype):
+        if not dtype.is_floating_point and not whole_numbers(array, dtype):
+            kind = str(dtype).removeprefix("torch.")
             raise CoterieError(f"{path}: the models of this run take integers of type {kind}, got {array.dtype}")
-        return torch.from_numpy(np.ascontiguousarray(array)).to(run.dtype)
+        return torch.from_numpy(np.ascontiguousarray(array)).to(dtype)
     low, high = (array.min(), array.max()) if array.size else (0, 0)
     if array.dtype.kind == "f" and not (array == np.round(array)).all():
         if not 0 <= low <= high <= 1:
@@ -236,7 +268,7 @@ def read_rows(run: SampleForm, path: Path, label_column: str | None = None) -> R
             found_there = f"{len(row)} columns" if len(row) != needed else f"'{wrong}'"
             raise CoterieError(f"{path}, sample {number}: {found_there}; expected {needed} numbers")
     array = np.array([[float(cell) for cell in row] for row in rows]).reshape(len(rows), *run.shape)
-    return Rows(as_trained(run, path, array), labels)
+    return Rows(as_trained(str(path), array, run.shape, run.dtype), labels)
 
 
 def is_number(text: str) -> bool:

@@ -204,6 +204,8 @@ def test_split(run: SampleForm, name: str, data_dir: str | None) -> tuple[Tensor
     side = run.shape[-1] if is_known(name) and DATASETS[known_as(name)].side else None
     found = load(name, data_dir, side)
     shape = tuple(found.x_test.shape[1:])
+    if run.transform.inputs:
+        raise CoterieError(f"{name}: its samples are one array; those of this run have several inputs")
     if shape != run.shape:
         raise CoterieError(
             f"{name} has samples of shape {words(shape)}; the models of this run take {words(run.shape)}"

@@ -26,11 +26,13 @@ from coterie.data.user.reading import (
     readable,
     rows_in,
 )
+from coterie.data.user.several_inputs import samples_in, typed
 
 
 def read_npz(path: Path, reading: Reading, notes: Notes) -> Found:
     """Read arrays x, y and client; or one of each per split, as train_x and test_x (or x_train and x_test).
 
+    Samples with several inputs are arrays x.NAME instead of x, such as x.image and x.age.
     Optional arrays: group (samples that stay together), classes (their names) and columns (names of the features).
     """
     reading.refuse_columns(path, "an .npz file, which has arrays x, y, client and group")
@@ -39,17 +41,22 @@ def read_npz(path: Path, reading: Reading, notes: Notes) -> Found:
     parts: list[Part] = []
     for split in ("train", "test"):
         own = {k: content.get(f"{split}_{k}", content.get(f"{k}_{split}")) for k in kinds}
+        for key in (f"{split}_x", f"x_{split}"):
+            own["x"] = own["x"] if own["x"] is not None else samples_in(content, key, str(path))
         if any(values is not None for values in own.values()):
             parts += samples(path, own, split, notes)
     if not parts:
-        parts = samples(path, {k: content.get(k) for k in kinds}, None, notes)
+        own = {**{k: content.get(k) for k in kinds}, "x": samples_in(content, "x", str(path))}
+        parts = samples(path, own, None, notes)
+    parts = [typed(part, {}, notes) for part in parts]
     known = {
         *kinds,
         "classes",
         "columns",
         *(n for s in ("train", "test") for k in kinds for n in (f"{s}_{k}", f"{k}_{s}")),
     }
-    unused = [name for name in content if name not in known]
+    of_samples = ("x", "train_x", "x_train", "test_x", "x_test")
+    unused = [name for name in content if name not in known and name.partition(".")[0] not in of_samples]
     if unused:
         notes.done.append(f"unused arrays: {', '.join(unused[:12])}; used names: {', '.join(kinds)}")
     return Found("one .npz file", parts, names_in(content, "classes"), (), columns_in(content, parts, path))

@@ -17,6 +17,7 @@ from coterie.data.user.leaks import look_for_leaks
 from coterie.data.user.pooled import Pooled
 from coterie.data.user.read import located, pooled_at
 from coterie.data.user.reading import Array, Notes, Problem, Reading
+from coterie.data.user.several_inputs import has_fields, inputs_of
 from coterie.data.user.split import digests
 
 FAR = 20.0  # values beyond this are hard to learn from
@@ -63,7 +64,8 @@ def check(path: str | os.PathLike[str], reading: Reading | None = None) -> Repor
     reading, notes = reading or Reading(), Notes()
     pooled = pooled_at(located(path), reading, notes)
     repeated(pooled, notes)
-    look_for_leaks(pooled, notes)
+    if not has_fields(pooled.x):
+        look_for_leaks(pooled, notes)
     known = pooled.strata >= 0
     classes = pooled.classes if pooled.task.one_class else ("samples",)
     counts = np.zeros((len(pooled.clients), len(classes)), np.int64)
@@ -78,8 +80,8 @@ def check(path: str | os.PathLike[str], reading: Reading | None = None) -> Repor
         guessed=reading.task is None,
         clients=pooled.clients,
         classes=pooled.classes if pooled.task.one_class else (),
-        shape=pooled.x.shape[1:],
-        dtype=str(pooled.x.dtype),
+        shape=pooled.shape,
+        dtype="uint8" if has_fields(pooled.x) else str(pooled.x.dtype),
         low=low,
         high=high,
         train=int((~pooled.test).sum()),
@@ -102,8 +104,10 @@ def understood(pooled: Pooled, reading: Reading) -> tuple[str, ...]:
         if len(there) == len(pooled.columns):
             made = tuple(fitted(column, x[:, at]) for at, column in enumerate(pooled.columns))
             transform = replace(transform, columns=made)
+    if has_fields(pooled.x):
+        return (*input_lines(pooled.shape, torch.uint8, Transform(inputs=inputs_of(pooled.x))), *pooled.done)
     kind = torch.from_numpy(pooled.x[:0]).dtype
-    return (*input_lines(pooled.x.shape[1:], kind, transform), *pooled.done)
+    return (*input_lines(pooled.shape, kind, transform), *pooled.done)
 
 
 def split_in_words(pooled: Pooled, reading: Reading) -> str:
@@ -115,7 +119,10 @@ def split_in_words(pooled: Pooled, reading: Reading) -> str:
 
 
 def value_range(x: Array) -> tuple[float, float]:
-    """Smallest and largest finite value."""
+    """Smallest and largest finite value, of all inputs."""
+    if has_fields(x):
+        low, high = zip(*(value_range(x[name]) for name in x.dtype.names or ()), strict=True)
+        return min(low), max(high)
     fine = x if x.dtype.kind != "f" else x[np.isfinite(x)]
     return (float(fine.min()), float(fine.max())) if fine.size else (0.0, 0.0)
 

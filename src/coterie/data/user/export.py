@@ -13,6 +13,7 @@ from torch import Tensor
 
 from coterie.core.data import Column, FederatedData, Split
 from coterie.core.errors import CoterieError
+from coterie.core.packing import unpack
 
 CHANNELS = (1, 3)  # grey, RGB
 
@@ -107,7 +108,10 @@ def write_arrays(data: FederatedData, folder: Path) -> Path:
     arrays: dict[str, Any] = {}
     for split, held in splits(data).items():
         owners = [name_of(data, client) for client in held.owners().tolist()]
-        arrays |= {f"{split}_x": held.x.numpy(), f"{split}_y": held.y.numpy(), f"{split}_client": np.array(owners)}
+        named = unpack(data.transform.inputs, held.x) if data.transform.inputs else {}
+        arrays |= {f"{split}_x.{name}": values.numpy() for name, values in named.items()}
+        arrays |= {} if named else {f"{split}_x": held.x.numpy()}
+        arrays |= {f"{split}_y": held.y.numpy(), f"{split}_client": np.array(owners)}
     if data.class_names:
         arrays["classes"] = np.array(data.class_names)
     np.savez_compressed(folder / "data.npz", allow_pickle=False, **arrays)

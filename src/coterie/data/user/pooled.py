@@ -28,6 +28,7 @@ from coterie.data.user.reading import (
     Reading,
     shaped,
 )
+from coterie.data.user.several_inputs import alike, has_fields, inputs_of, packed
 from coterie.data.user.split import divided_groups, keep_categories, split_parts
 
 GUESSED = "guessed"  # in the record of a dataset: the task was not named
@@ -51,7 +52,7 @@ class Pooled:
     clients: tuple[str, ...]  # names
     task: type[Task]
     classes: tuple[str, ...]  # names of classes, targets or labels; empty: they have none
-    x: Array  # (N, ...) uint8, int64, float16 or float32
+    x: Array  # (N, ...) uint8, int64, float16 or float32; several inputs: (N,), with one field for each
     y: Array  # (N, ...) in the type of the task; -1: no class
     owner: Whole  # (N,)
     test: NDArray[np.bool_]  # (N,)
@@ -60,6 +61,11 @@ class Pooled:
     columns: tuple[Column, ...] = ()  # of a table
     group: Whole | None = None  # (N,) a group is never split
     done: tuple[str, ...] = ()  # how the samples were read, if that may surprise
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one sample as a federation holds it: several inputs are packed."""
+        return (self.x.dtype.itemsize,) if has_fields(self.x) else self.x.shape[1:]
 
     @property
     def strata(self) -> Array:
@@ -71,7 +77,7 @@ class Pooled:
         return np.bincount(self.owner[chosen], minlength=len(self.clients))
 
     def dataset(self, name: str, reading: Reading) -> Dataset:
-        x, y = torch.from_numpy(self.x), torch.from_numpy(self.y)
+        x, y = packed(self.x) if has_fields(self.x) else torch.from_numpy(self.x), torch.from_numpy(self.y)
         owner, test = torch.from_numpy(self.owner), torch.from_numpy(self.test)
         record: dict[str, Any] = {"reading": list(self.done)} if self.done else {}
         if reading.task is None:
@@ -88,7 +94,7 @@ class Pooled:
             x[test],
             y[test],
             self.classes,
-            Transform(columns=self.columns),
+            Transform(columns=self.columns, inputs=inputs_of(self.x)),
             owners=(owner[~test], owner[test]),
             groups=None if group is None else (group[~test], group[test]),
             client_names=self.clients,
@@ -135,6 +141,8 @@ def same_kind(parts: list[Part], columns: tuple[Column, ...], reading: Reading, 
     texts = [column.name for column in columns if column.categories]
     if columns and reading.input == "tokens" and texts:
         raise CoterieError(f"--input tokens takes whole numbers; column '{texts[0]}' holds text")
+    if any(has_fields(part.x) for part in parts):
+        return alike(parts, reading.input)
     parts = [as_input(part, reading.input, notes) for part in parts]
     kinds = Counter[tuple[Any, ...]]()
     for part in parts:

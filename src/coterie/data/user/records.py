@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from coterie.core.errors import CoterieError
+from coterie.core.errors import CoterieError, unknown
 from coterie.core.task import IGNORED
 from coterie.data.user.reading import CLIENTS, LABELS, find_column
+from coterie.data.user.several_inputs import check_lengths
 
 SCALARS = (str, bytes, bool, int, float, np.generic, type(None))
 
@@ -28,6 +29,25 @@ class LabelledPairs:
         return self.x[i], self.y[i]
 
 
+class NamedColumns:
+    """Columns (n, ...) by name, as a map-style Dataset of dictionaries."""
+
+    def __init__(self, columns: Mapping[Any, Any]) -> None:
+        self.columns = {name: as_rows(values) for name, values in columns.items()}
+        check_lengths(self.columns, "columns")
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()), ()))
+
+    def __getitem__(self, i: int) -> dict[Any, Any]:
+        return {name: values[i] for name, values in self.columns.items()}
+
+
+def as_rows(values: Any) -> Any:
+    """A column whose entries are found by position: a pandas Series is an array."""
+    return values.to_numpy() if hasattr(values, "to_numpy") else values
+
+
 class Given(NamedTuple):
     """What a user passes to `clients_from`: a Dataset or a list or dictionary of them, and what belongs to them."""
 
@@ -40,8 +60,14 @@ class Given(NamedTuple):
     classes: Any = None  # names
 
 
-def plain(given: Given, sample_column: str | None, padding: int | None) -> Given:
+SampleColumn = str | Sequence[str] | None  # several: inputs
+Padding = int | Mapping[str, float]
+
+
+def plain(given: Given, sample_column: SampleColumn, padding: Padding | None) -> Given:
     """The same samples as Datasets of (sample, label) or as tables; of one length if a padding id is given."""
+    if sample_column is not None:
+        given = given._replace(train=with_columns(given.train), test=with_columns(given.test))
     if isinstance(given.train, tuple) and isinstance(pair_of_arrays(given.train), tuple):
         given = given._replace(train=list(given.train))
     given = given._replace(train=each(pair_of_arrays, given.train), test=each(pair_of_arrays, given.test))
@@ -50,6 +76,15 @@ def plain(given: Given, sample_column: str | None, padding: int | None) -> Given
     elif sample_column is not None:
         raise CoterieError("`sample_column` is for Datasets whose samples are dictionaries")
     return given if padding is None else padded(given, padding)
+
+
+def with_columns(given: Any) -> Any:
+    """The same, with dictionaries of columns as Datasets of dictionaries."""
+    if not isinstance(given, Mapping):
+        return [with_columns(one) for one in given] if isinstance(given, list | tuple) else given
+    if given and all(isinstance(values, np.ndarray | torch.Tensor | list) for values in given.values()):
+        return NamedColumns(given)
+    return {key: NamedColumns(one) if isinstance(one, Mapping) else one for key, one in given.items()}
 
 
 def each(change: Callable[[Any], Any], given: Any) -> Any:
@@ -70,7 +105,11 @@ def first(given: Any) -> Any:
 
 
 def pair_of_arrays(given: Any) -> Any:
-    """(x, y), two arrays of the same length, as a Dataset; anything else as it is."""
+    """(x, y), two arrays of the same length, as a Dataset; anything else as it is. x: also a dictionary of inputs."""
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Mapping) and is_sequence(given[1]):
+        x, y = given
+        check_lengths({**x, "labels": y}, "inputs and labels")
+        return LabelledPairs(NamedColumns(x), as_rows(y))
     if not (
         isinstance(given, tuple) and len(given) == 2 and all(isinstance(a, np.ndarray | torch.Tensor) for a in given)
     ):
@@ -79,6 +118,10 @@ def pair_of_arrays(given: Any) -> Any:
     if not (x.ndim and y.ndim and len(x) == len(y)):
         raise CoterieError(f"a pair of arrays of shapes {tuple(x.shape)} and {tuple(y.shape)} does not match")
     return LabelledPairs(x, y)
+
+
+def is_sequence(given: Any) -> bool:
+    return hasattr(given, "__len__") and not isinstance(given, Mapping | str)
 
 
 def is_records(given: Any) -> bool:
@@ -93,7 +136,7 @@ def is_records(given: Any) -> bool:
     )
 
 
-def without_names(given: Given, sample_column: str | None) -> Given:
+def without_names(given: Given, sample_column: SampleColumn) -> Given:
     """Datasets of (sample, label) from Datasets of dictionaries; or tables, if all columns are numbers and text."""
     train, test = each(columns_of, given.train), None if given.test is None else each(columns_of, given.test)
     one = not isinstance(given.train, Mapping | list)
@@ -112,8 +155,15 @@ def without_names(given: Given, sample_column: str | None) -> Given:
     dropped = {name.strip() for name in (given.drop_column or "").split(",")}
     rest = [name for name in names if name not in roles | dropped]
     if sample_column is None and len(rest) != 1:
-        raise CoterieError(f"which column is the sample? Name it with `sample_column`; columns: {', '.join(rest)}")
-    sample = rest[0] if sample_column is None else find_column(names, sample_column, (), "sample", "the dataset")
+        raise CoterieError(
+            f"which column is the sample? Name it with `sample_column`; columns: {', '.join(rest)} (for several "
+            "inputs, name their columns, separated by commas)"
+        )
+    several = not isinstance(sample_column, str | None) or "," in (sample_column or "")
+    chosen = sample_column.split(",") if isinstance(sample_column, str) else sample_column or rest
+    samples = [find_column(names, str(one).strip(), (), "sample", "the dataset") for one in chosen]
+    if used := roles & set(samples):
+        raise CoterieError(f"column '{used.pop()}' cannot be an input: it is the label, the client or the group")
 
     def values(role: Any) -> Any:
         """One value per sample, if a column is named."""
@@ -123,7 +173,8 @@ def without_names(given: Given, sample_column: str | None) -> Given:
         return train[role] if one else each(lambda table: table.get(role, []), train)
 
     def pairs(table: Any) -> Any:
-        return LabelledPairs(table.get(sample, []), table.get(label, []))
+        own = {name: table.get(name, []) for name in samples}
+        return LabelledPairs(NamedColumns(own) if several else own[samples[0]], table.get(label, []))
 
     made = pairs(train) if one else each(pairs, train)
     held = None if test is None else pairs(test) if one else each(pairs, test)
@@ -141,19 +192,60 @@ def columns_of(given: Any) -> dict[str, list[Any]]:
     return {str(name): [row[name] for row in rows] for name in names}
 
 
-def padded(given: Given, padding: int) -> Given:
+def padded(given: Given, padding: Padding) -> Given:
     """Sequences of token ids, padded at the end to the longest of all clients; labels of tokens get -1: no loss."""
     train, test = (None if part is None else each(rows_of, part) for part in (given.train, given.test))
     pairs = [pair for rows in (*every(train), *every(test)) for pair in rows]
-    longest = max((len(tokens(x)) for x, _ in pairs), default=0)
-    per_token = all(np.ndim(y) == 1 and len(y) == len(x) for x, y in pairs)
+    if any(isinstance(x, Mapping) != isinstance(padding, Mapping) for x, _ in pairs):
+        raise CoterieError("`padding` is one id, or for several inputs a dictionary: {'tokens': 0, 'mask': 0}")
+    if isinstance(padding, Mapping):
+        fill = padding_of_inputs(pairs, padding)
+    else:
+        longest = max((len(tokens(x)) for x, _ in pairs), default=0)
+
+        def fill(sample: Any) -> Any:
+            return filled_up(tokens(sample), longest, padding)
+
+    sizes = [sequence_length(x, padding) for x, _ in pairs]
+    per_token = all(np.ndim(y) == 1 and len(y) == size for size, (_, y) in zip(sizes, pairs, strict=True))
+    most = max(sizes, default=0)
 
     def pad(rows: Rows) -> LabelledPairs:
-        x = [filled_up(tokens(sample), longest, padding) for sample, _ in rows]
-        y = [filled_up(tokens(label), longest, IGNORED) if per_token else label for _, label in rows]
-        return LabelledPairs(np.stack(x) if x else np.empty((0, longest), np.int64), y)
+        y = [filled_up(tokens(label), most, IGNORED) if per_token else label for _, label in rows]
+        return LabelledPairs([fill(sample) for sample, _ in rows], y)
 
     return given._replace(train=each(pad, train), test=None if test is None else each(pad, test))
+
+
+def sequence_length(sample: Any, padding: Padding) -> int:
+    """Of the longest sequence of a sample that is padded."""
+    return max(len(sample[name]) for name in padding) if isinstance(padding, Mapping) else len(sample)
+
+
+def padding_of_inputs(pairs: Sequence[tuple[Any, Any]], padding: Mapping[str, float]) -> Callable[[Any], Any]:
+    """Pads the named inputs of a sample along their first axis, each to its longest of all samples."""
+    longest: dict[str, int] = {}
+    for name in padding:
+        for sample, _ in pairs:
+            if name not in sample:
+                raise unknown("input to be padded", name, map(str, sample))
+            if not np.ndim(sample[name]):
+                raise CoterieError(f"`padding` is for sequences; input '{name}' has one value per sample")
+        longest[name] = max((len(sample[name]) for sample, _ in pairs), default=0)
+
+    def fill(sample: Any) -> dict[str, Any]:
+        return {name: extended(v, longest[name], padding[name]) if name in padding else v for name, v in sample.items()}
+
+    return fill
+
+
+def extended(sequence: Any, length: int, value: float) -> np.ndarray[Any, Any]:
+    """(T, ...) -> (length, ...), in the type of the sequence."""
+    values = np.asarray(sequence)
+    rest = np.full((length - len(values), *values.shape[1:]), value).astype(values.dtype)
+    if (rest != value).any():
+        raise CoterieError(f"`padding` {value} does not fit into a sequence of {values.dtype}")
+    return np.concatenate([values, rest])
 
 
 Rows = tuple[tuple[Any, Any], ...]

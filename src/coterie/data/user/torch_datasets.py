@@ -33,6 +33,7 @@ from coterie.data.user.reading import (
     rows_in,
 )
 from coterie.data.user.records import Given, plain
+from coterie.data.user.several_inputs import has_fields, refuse_transform, stacked_inputs, typed
 from coterie.data.user.tables import choose, own_groups, same_columns
 
 
@@ -48,19 +49,21 @@ def clients_from(
     metric: str | None = None,
     label_column: str | None = None,
     drop_column: str | None = None,
-    sample_column: str | None = None,
-    padding: int | None = None,
+    sample_column: str | Sequence[str] | None = None,
+    padding: int | Mapping[str, float] | None = None,
     name: str = "own",
-    input: str = "auto",
+    input: str | Mapping[str, str] = "auto",
     missing: str = "refuse",
     test_share: float = 0.25,
     seed: int = 0,
     validation: float = 0.0,
     normalise: str | None = None,
-    channel_axis: int | None = None,
+    channel_axis: int | Mapping[str, int] | None = None,
     transform: Transform | None = None,
 ) -> FederatedData:
     """Build a federation from Datasets of (sample, label), pairs of arrays, DataFrames or dictionaries of columns.
+
+    A sample may have several inputs: a dictionary by name, as in ({"image": images, "age": ages}, labels).
 
     train: a list with one per client, or a dictionary by client name; or a single one for all clients, with `client`
     as the client of each sample (for a table: the name of a column).
@@ -73,9 +76,11 @@ def clients_from(
     label_column: for tables; several are separated by commas.
     sample_column: for Datasets whose samples are dictionaries, such as `datasets.Dataset`: the column of the samples;
     label_column, client and group name others. Default: the only other column; if all hold numbers and text, a table.
+    Several inputs: their columns, separated by commas.
     padding: token id that fills sequences of different lengths up to the longest; labels per token are filled with -1,
-    which has no loss.
+    which has no loss. Several inputs: a value for each that is padded, {"tokens": 0, "mask": 0}.
     input: type of the samples: "image", "series", "values", "tokens" or "auto", as --input on the command line.
+    Several inputs: a dictionary with the types of some, as for channel_axis.
     missing: "refuse" or "median", for tables. normalise: "auto" for mean and standard deviation of the training samples
     per channel; channel_axis: the channel axis of one sample, 0 for (C, T), 1 for (T, F).
 
@@ -89,12 +94,13 @@ def clients_from(
     given = Given(train, test, client, group, label_column, drop_column, classes)
     train, test, client, group, label_column, drop_column, classes = plain(given, sample_column, padding)
     tables = is_table_like(train)
+    kinds = None if isinstance(input, str) else dict(input)
     reading = Reading(
         label_column=label_column,
         client_column=client if isinstance(client, str) else None,
         group_column=group if isinstance(group, str) else None,
         drop_column=drop_column,
-        input=input,
+        input=input if isinstance(input, str) else "auto",
         missing=missing,
         task=None if task is None else task if isinstance(task, str) else task.name,
         test_share=test_share,
@@ -114,6 +120,10 @@ def clients_from(
         parts = parts_of(train, client, None if test is None else "train", group, notes)
         parts += [] if test is None else parts_of(test, None, "test", None, notes)
         found = Found("torch Datasets", parts)
+    if any(has_fields(part.x) for part in found.parts):
+        found = found._replace(parts=[typed(part, kinds or {}, notes) for part in found.parts])
+    elif kinds is not None:
+        raise CoterieError("`input` by name is for samples with several inputs, which are dictionaries")
     known = {part.client for part in found.parts if part.split != "test"}
     if strangers := [part.client for part in found.parts if part.client not in known]:
         raise CoterieError(f"test samples of clients without training samples: {', '.join(strangers[:5])}")
@@ -124,6 +134,7 @@ def clients_from(
     source = pooled.dataset(name, reading)
     data = federate(source, divide(source, "natural"), validation, seed)
     data = filled(with_task(data, task, metric, task_args), missing)
+    refuse_transform(data, transform)
     if transform is not None and not transform.columns:
         transform = replace(transform, columns=data.transform.columns)
     return normalised(data, transform or data.transform, normalise, channel_axis)
@@ -219,15 +230,21 @@ def read_dataset(dataset: Any, where: str) -> tuple[Array, Array]:
         return as_array(dataset.tensors[0]), as_array(dataset.tensors[1])
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise CoterieError(f"{where}: {type(dataset).__name__} is not a Dataset with __len__ and __getitem__")
-    x, y = [], []
+    x, y, named = [], [], []
     for i in range(len(dataset)):
         sample = dataset[i]
         if not isinstance(sample, (tuple, list)) or len(sample) != 2:
             raise CoterieError(f"{where}, sample {i}: expected a pair (sample, label)")
-        x.append(as_array(sample[0], f"{where}, sample {i}"))
+        if isinstance(sample[0], Mapping):
+            named.append(sample[0])
+        x.append(as_array(0 if isinstance(sample[0], Mapping) else sample[0], f"{where}, sample {i}"))
         y.append(None if sample[1] is None else as_array(sample[1], f"the label of {where}, sample {i}"))
         if x[-1].shape != x[0].shape:
             raise CoterieError(f"{where}, sample {i}: shape {x[-1].shape} differs from the first sample's {x[0].shape}")
+    if named:
+        if len(named) < len(x):
+            raise CoterieError(f"{where}: some samples are dictionaries of inputs, others are not")
+        return stacked_inputs(named, as_array, where), joined(y, where)
     return (np.stack(x) if x else np.empty((0, 1), np.float32)), joined(y, where)
 
 

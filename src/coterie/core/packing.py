@@ -1,0 +1,77 @@
+"""Samples with several inputs: packed into one row of bytes each, and unpacked right before the network.
+
+Bytes hold every type exactly and need no more memory than the inputs do. Whatever handles samples between a user's data
+and the network (splits, batches, back ends, checkpoints) handles one tensor, as for samples with one input.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+TYPES = {
+    name: getattr(torch, name) for name in ("bool", "uint8", "int64", "float16", "float32")
+}  # that an input can have
+
+Inputs = Tensor | dict[str, Tensor]  # what a network is given: a tensor (B, ...), or several by name
+
+
+@dataclass(frozen=True)
+class Input:
+    """One of several inputs: a part of every sample, by name."""
+
+    name: str
+    shape: tuple[int, ...]  # of one sample; (): one number
+    dtype: str  # one of TYPES
+    mean: tuple[float, ...] = ()  # per channel, as in Transform
+    std: tuple[float, ...] = ()
+    axis: int = 0  # channel axis of one sample
+
+    @property
+    def type(self) -> torch.dtype:
+        found: torch.dtype = TYPES[self.dtype]
+        return found
+
+    @property
+    def size(self) -> int:
+        """Bytes of one sample."""
+        return math.prod(self.shape) * self.type.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.shape} {self.dtype}"
+
+
+def names(inputs: Sequence[Input]) -> str:
+    return ", ".join(one.name for one in inputs)
+
+
+def width(inputs: Sequence[Input]) -> int:
+    """Bytes of one sample of all inputs."""
+    return sum(one.size for one in inputs)
+
+
+def pack(inputs: Sequence[Input], given: Mapping[str, Tensor]) -> Tensor:
+    """Inputs (B, ...) of the types that `inputs` names -> (B, bytes) uint8."""
+    rows = [(t := given[one.name].to(one.type).contiguous()).view(len(t), math.prod(one.shape)) for one in inputs]
+    return torch.cat([row.view(torch.uint8) for row in rows], 1)
+
+
+def unpack(inputs: Sequence[Input], x: Tensor) -> dict[str, Tensor]:
+    """(B, bytes) uint8 -> inputs (B, ...), by name."""
+    parts = torch.split(x, [one.size for one in inputs], 1)
+    own = ((one, part.clone(memory_format=torch.contiguous_format)) for one, part in zip(inputs, parts, strict=True))
+    return {one.name: part.view(one.type).view(len(x), *one.shape) for one, part in own}  # a copy: views need alignment
+
+
+def mixed(bits: Tensor) -> Tensor:
+    """Zeros and ones (B, ..., T) with a one at the start and a zero at the end of every row.
+
+    So a mask of random entries masks a part of every sample, whichever of the two it means.
+    """
+    if bits.ndim > 1 and bits.shape[-1] > 1:
+        bits[..., 0], bits[..., -1] = 1, 0
+    return bits
