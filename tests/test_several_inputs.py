@@ -20,6 +20,7 @@ from coterie.deploy.device_data import load_hosted_clients
 from coterie.deploy.handshake import SampleSchema
 from coterie.deploy.membership import check_schema
 from coterie.deploy.wire import Refused
+from coterie.execution import Stacked, Streams
 from coterie.models import make_network
 from coterie.personal.adapt import adapt
 from coterie.personal.export import export
@@ -93,6 +94,16 @@ def test_every_back_end_gives_the_same(name: str, data: FederatedData) -> None:
     by_dictionary, _ = toy.looped(method, model_for(data, Whole()), data, rounds=2)
     renamed = {name.replace("net.", ""): t for name, t in by_dictionary.items()}
     assert toy.distance(expected, renamed) < 1e-10
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["fedrep", "fedem", "knn-per"])
+@pytest.mark.parametrize("kind", [Stacked, Streams])
+def test_a_gpu_gives_what_a_cpu_gives(name: str, kind: type[Stacked] | type[Streams], data: FederatedData) -> None:
+    method, model = toy.method(name), model_for(data, Net())
+    expected, _ = toy.looped(method, model, data, rounds=3)
+    made, _ = toy.outcome(kind(method, model, data, 7, "cuda"), rounds=3)
+    assert toy.distance({n: t.cpu() for n, t in made.items()}, expected) < 1e-9
 
 
 class Halves(nn.Module):
@@ -187,6 +198,7 @@ def test_a_personal_model_refuses_what_it_does_not_take(data: FederatedData) -> 
         ({**x, "mask": x["mask"].long()}, "input 'mask' must be of type bool, got int64"),
         ({**x, "image": x["image"].float()}, "input 'image': .*from 0 to 255, or fractions"),
         (x["image"], "this model takes a dictionary of image"),
+        ({**x, "age": ["old", "young", "old"]}, "inputs must be tensors or arrays of numbers"),
     ):
         with pytest.raises(CoterieError, match=says):
             model(given)

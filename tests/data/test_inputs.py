@@ -166,7 +166,7 @@ def broken() -> Any:
     ("given", "options", "says"),
     [
         ({"a": ({**GOOD, "age": GOOD["age"][1:]}, Y)}, {}, "inputs and labels have different .*: image 12, age 11"),
-        ({"a": (GOOD, Y[1:])}, {}, "different lengths: .*labels 11"),
+        ({"a": (GOOD, Y[1:])}, {}, "different lengths: .*the labels 11"),
         ({"a": ({**GOOD, "age": 3.0}, Y)}, {}, "one entry for each sample"),
         ({"a": (GOOD, Y), "b": (without("age"), Y)}, {}, "client b, sample 0: inputs image, mask, tokens; client a, "),
         (
@@ -178,6 +178,7 @@ def broken() -> Any:
         (broken(), {}, "missing or infinite value; .*: client a, sample 3, input 'age'"),
         ({"a": ({**GOOD, "name": ["x"] * 12}, Y)}, {}, "client a, input 'name': values of type <U1; they must"),
         ({"a": ({1: GOOD["age"]}, Y)}, {}, "inputs need text as names, got 1"),
+        ({"a": Samples({}, Y)}, {}, "client a: a dictionary without inputs"),
         ({"a": (GOOD, Y)}, {"input": {"ages": "values"}}, "unknown input 'ages': did you mean 'age'"),
         ({"a": (GOOD, Y)}, {"input": {"age": "number"}}, "unknown type of input 'age' 'number'"),
         ({"a": (GOOD, Y)}, {"input": "values"}, "name the types of inputs"),

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from coterie.core.errors import unknown
+
 TYPES = {
     name: getattr(torch, name) for name in ("bool", "uint8", "int64", "float16", "float32")
 }  # that an input can have
@@ -30,6 +32,10 @@ class Input:
     mean: tuple[float, ...] = ()  # per channel, as in Transform
     std: tuple[float, ...] = ()
     axis: int = 0  # channel axis of one sample
+
+    def __post_init__(self) -> None:
+        if self.dtype not in TYPES:
+            raise unknown("type of an input", self.dtype, TYPES)
 
     @property
     def type(self) -> torch.dtype:

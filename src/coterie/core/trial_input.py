@@ -34,8 +34,8 @@ def trial_input(
             failure: Exception = error
     if preprocess.inputs:
         raise CoterieError(
-            f"the model cannot take samples with {', '.join(map(str, preprocess.inputs))}: {failure}; input={{'NAME': "
-            "'values'}} of clients_from makes numbers of integers"
+            f"the model cannot take samples with {', '.join(map(str, preprocess.inputs))}: {failure}; to pass integers "
+            "as numbers, name the type of an input: clients_from(..., input={'NAME': 'values'})"
         ) from None
     kind = str(raw.dtype).removeprefix("torch.")
     integers = (

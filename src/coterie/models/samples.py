@@ -42,7 +42,11 @@ def accepted(info: ModelInfo, x: Any) -> Inputs:
         if (name in x) != any(name == one.name for one in inputs):
             word = "missing" if name not in x else "unknown"
             raise CoterieError(f"input '{name}' is {word}; this model takes {', '.join(map(str, inputs))}")
-    made = {one.name: accepted_input(info, one, torch.as_tensor(x[one.name])) for one in inputs}
+    try:
+        given = {one.name: torch.as_tensor(x[one.name]) for one in inputs}
+    except (TypeError, ValueError, RuntimeError) as error:  # text, or lists of different lengths
+        raise CoterieError(f"inputs must be tensors or arrays of numbers: {error}") from None
+    made = {one.name: accepted_input(info, one, given[one.name]) for one in inputs}
     count = made[inputs[0].name].shape[0]  # len() would fix it in an exported program
     if any(values.shape[0] != count for values in made.values()):
         found = ", ".join(f"{name} {len(values)}" for name, values in made.items())

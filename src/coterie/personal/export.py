@@ -70,7 +70,9 @@ def about(run: Run, model: PersonalModel) -> dict[str, Any]:
         "client": info.client,
         "client_name": info.client_name,
         "data": info.data,
-        "input": {"name": INPUT, "shape": ["batch", *info.shape], "dtype": run.section("data")["dtype"]},
+        "input": None
+        if info.transform.inputs
+        else {"name": INPUT, "shape": ["batch", *info.shape], "dtype": run.section("data")["dtype"]},
         "inputs": [asdict(one) for one in info.transform.inputs],
         "columns": [asdict(column) for column in info.transform.columns],
         "task": described_task(model.task),

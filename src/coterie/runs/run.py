@@ -16,6 +16,7 @@ from coterie.core.errors import CoterieError
 from coterie.core.method import AnyMethod, Census
 from coterie.core.model import Model
 from coterie.core.names import client_name, client_number
+from coterie.core.packing import width
 from coterie.core.task import Task
 from coterie.federation import History, Settings
 from coterie.models.personal import PersonalModel, make_personal_model
@@ -89,7 +90,10 @@ class Run(RunRecord):
     def transform(self) -> Transform:
         """From raw samples to the input of the network; for tables it has the columns."""
         with self.files.parsing("config.json"):
-            return Transform.from_json(self.section("data")["transform"])
+            found = Transform.from_json(self.section("data")["transform"])
+            if found.inputs and (width(found.inputs),) != self.shape:
+                raise ValueError("the inputs of a sample do not agree with its shape")
+            return found
 
     @property
     def label_shape(self) -> tuple[int, ...]:

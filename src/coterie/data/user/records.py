@@ -108,7 +108,7 @@ def pair_of_arrays(given: Any) -> Any:
     """(x, y), two arrays of the same length, as a Dataset; anything else as it is. x: also a dictionary of inputs."""
     if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Mapping) and is_sequence(given[1]):
         x, y = given
-        check_lengths({**x, "labels": y}, "inputs and labels")
+        check_lengths({**x, "the labels": y}, "inputs and labels")
         return LabelledPairs(NamedColumns(x), as_rows(y))
     if not (
         isinstance(given, tuple) and len(given) == 2 and all(isinstance(a, np.ndarray | torch.Tensor) for a in given)

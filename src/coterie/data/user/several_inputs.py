@@ -22,6 +22,8 @@ def has_fields(x: Array) -> bool:
 
 def joined_inputs(given: Mapping[Any, Array], where: str) -> Array:
     """(n,) samples with one field per input, from arrays (n, ...)."""
+    if not given:
+        raise CoterieError(f"{where}: a dictionary without inputs")
     for name, values in given.items():
         if not isinstance(name, str) or not name:
             raise CoterieError(f"{where}: inputs need text as names, got {name!r:.40}")
