@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from coterie.core import random
 from coterie.core.errors import CoterieError
 from coterie.core.forward import forward
-from coterie.core.packing import Inputs
+from coterie.core.packing import Inputs, reinterpreted
 from coterie.core.tree import apply
 
 LANES, LEVELS = 4, 1 << 16  # 16-bit numbers of a hash; values of each
@@ -52,7 +52,7 @@ class Masks:
         keys = random.fold(random.fold(self.key, self.calls), self.sample)  # (B,)
         self.calls += 1
         places = torch.arange(-(-entries // LANES), device=keys.device)
-        lanes = random.fold(keys[:, None], places).view(torch.int16)  # (B, entries, rounded up)
+        lanes = reinterpreted(random.fold(keys[:, None], places), torch.int16)  # (B, entries, rounded up)
         dropped = min(round(p * LEVELS), LEVELS - 1)
         return (lanes[:, :entries] >= dropped - LEVELS // 2).reshape(shape), dropped / LEVELS
 

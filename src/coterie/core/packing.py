@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,7 +71,33 @@ def unpack(inputs: Sequence[Input], x: Tensor) -> dict[str, Tensor]:
     """(B, bytes) uint8 -> inputs (B, ...), by name."""
     parts = torch.split(x, [one.size for one in inputs], 1)
     own = ((one, part.clone(memory_format=torch.contiguous_format)) for one, part in zip(inputs, parts, strict=True))
-    return {one.name: part.view(one.type).view(len(x), *one.shape) for one, part in own}  # a copy: views need alignment
+    return {one.name: reinterpreted(part, one.type).view(len(x), *one.shape) for one, part in own}  # a copy is aligned
+
+
+def reinterpreted(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The bytes of x as numbers of another type, as x.view(dtype); also under vmap."""
+    made: Tensor = _Reinterpreted.apply(x, dtype)  # type: ignore[no-untyped-call]
+    return made
+
+
+class _Reinterpreted(torch.autograd.Function):
+    """x.view(dtype) with the rule for vmap that torch 2.11 does not have. It has no gradient."""
+
+    @staticmethod
+    def forward(x: Tensor, dtype: torch.dtype) -> Tensor:
+        return x.view(dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is needed in the backward pass."""
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[None, None]:
+        return None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
+        return reinterpreted(x.movedim(in_dims[0], 0).contiguous(), dtype), 0
 
 
 def mixed(bits: Tensor) -> Tensor:
