@@ -19,16 +19,9 @@ from coterie.data.user.read import find
 from coterie.data.user.reading import Notes, Reading
 from coterie.data.user.several_inputs import named_inputs
 from coterie.data.user.tables import KINDS, table_files
+from coterie.personal.arrays import SampleForm, as_samples, read_arrays, refuse_one_input, samples_of
 from coterie.personal.labels import LabelMapping
-from coterie.personal.samples import (
-    SampleForm,
-    as_samples,
-    read_arrays,
-    read_image,
-    read_table,
-    refuse_one_input,
-    samples_of,
-)
+from coterie.personal.samples import read_image, read_table
 
 FORMS = (
     "a CSV or Parquet file with a label column, an .npz file with x and y, a folder of such tables, a folder with one "

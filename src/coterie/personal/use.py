@@ -26,9 +26,10 @@ from coterie.data.user import is_path
 from coterie.data.user.tables import KINDS
 from coterie.execution.scoring import measured, slices
 from coterie.federation.newcomers import keep_out
+from coterie.personal.arrays import SampleForm, words
 from coterie.personal.labelled import BY_NAME, LabelledReading, joined, read_labelled
 from coterie.personal.labels import Chance, LabelMapping
-from coterie.personal.samples import SampleForm, Samples, words
+from coterie.personal.samples import Samples
 from coterie.runs.config import as_tuples
 from coterie.runs.run import Run
 
