@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from coterie import methods
     from coterie.analysis.comparison import Comparison
     from coterie.api.comparing import compare, load_comparison
+    from coterie.api.configuration import load_config
     from coterie.api.data import DataSettings, load_clients
     from coterie.api.methods import make_method
     from coterie.api.public import run
@@ -104,6 +105,7 @@ if TYPE_CHECKING:
 
 _HOMES = {  # module -> what it has of ours; imported when first used, so that `coterie --help` does not wait for torch
     "coterie.api.comparing": ("compare", "load_comparison"),
+    "coterie.api.configuration": ("load_config",),
     "coterie.api.data": ("DataSettings", "load_clients"),
     "coterie.api.methods": ("make_method",),
     "coterie.api.public": ("run",),
@@ -248,6 +250,7 @@ __all__ = [
     "init",
     "load_clients",
     "load_comparison",
+    "load_config",
     "load_run",
     "lora",
     "losses",

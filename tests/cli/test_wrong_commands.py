@@ -48,7 +48,7 @@ WRONG: list[tuple[list[str], str]] = [
     ([""], "invalid choice"),
     (["--", "run"], "invalid choice"),
     (["Run"], "invalid choice"),
-    (["run"], "required: METHOD"),
+    (["run"], "give a METHOD"),
     (["run", ""], "unknown method ''"),
     (["run", "é"], "unknown method 'é'"),
     (["run", "fedavg", "fedper"], "unrecognized arguments: fedper"),

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from coterie.api.variations import Candidate
 from coterie.core.errors import CoterieError
 from coterie.tuning.schedule import BudgetSpent, Job, SearchBudget, Stage, Stages, Trial, halving
-from coterie.tuning.space import Candidate
 from coterie.tuning.standings import ranked, untried
 
 SCORES = {  # candidate -> accuracy in percent after 1, 3 and 9 rounds

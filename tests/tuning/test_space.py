@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from coterie.api.variations import shown
 from coterie.core.errors import CoterieError
 from coterie.methods.ditto import Ditto
 from coterie.methods.fedpac import FedPAC
-from coterie.tuning.space import Span, candidates, check_search, draws, read_space, shown
+from coterie.tuning.space import Span, candidates, check_search, draws, read_space
 
 
 def space(**over: Any) -> dict[str, Any]:

@@ -35,21 +35,23 @@ def label(method: str | AnyMethod, outcome: str, called: str | None = None) -> s
 
 
 def rows_of(
-    method: str | AnyMethod,
+    labels: Mapping[str, str],
     seed: int,
     history: History,
     outcomes: Sequence[Outcome],
     seconds: float,
     privacy: Mapping[str, Any] | None,
     content: str,
-    called: str | None = None,
 ) -> list[dict[str, Any]]:
-    """One row for each number that a run reports. content: checksum of the clients' samples."""
+    """One row for each number that a run reports.
+
+    labels: outcome -> its name in tables. content: checksum of the clients' samples.
+    """
     last = next(r for r in reversed(history) if ("pre", "test") in r.scores)
     post = next((r for r in reversed(history) if ("post", "test") in r.scores), last)
     return [
         {
-            "method": label(method, o.name, called),
+            "method": labels[o.name],
             "seed": seed,
             "reported": o.point,
             **o.last._asdict(),
@@ -73,12 +75,16 @@ def rows_of(
 
 def place(command: Mapping[str, Any]) -> int:
     """The position of this run's method in the comparison that began it. command: of the run's config.json."""
+    if isinstance(command.get("place"), int):
+        return int(command["place"])
     trained = [training(name) for name in compared(command)]
     return trained.index(command["method"]) if command.get("method") in trained else 0
 
 
 def reference(command: Mapping[str, Any]) -> str:
     """The outcome of this run that the others were tested against; empty if none."""
+    if "place" in command:
+        return str(command.get("reference") or "")
     methods = compared(command)
     against = known(command["against"]) if "against" in command else "".join(methods[-1:])
     return reported(against) if against and training(against) == command.get("method") else ""

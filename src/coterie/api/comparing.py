@@ -18,7 +18,7 @@ from coterie.analysis.plots import Curve
 from coterie.api.arguments import check_arguments
 from coterie.api.comparison_folder import as_table, is_begun, read_finished, write_outcomes
 from coterie.api.data import load_clients
-from coterie.api.entrants import Entrant, check_protection, entrants, reference_of, trainings
+from coterie.api.entrants import Entrant, check_fixed, check_protection, entrants, reference_of, trainings
 from coterie.api.interrupting import INTERRUPTED, Interrupted, interruptible
 from coterie.api.progress import progress_bar
 from coterie.api.result import Result
@@ -57,6 +57,7 @@ def compare(
     seeds: int = 5,
     seed: int = 0,
     against: str | None = None,
+    over: Mapping[str, Sequence[Any] | str] | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     progress: bool = True,
@@ -81,6 +82,8 @@ def compare(
     seeds: runs of each method, with seeds `seed`, `seed` + 1, ...
     seed: the first seed.
     against: the method that the others are tested against. Default: the last one.
+    over: settings to vary, such as {"lr": [0.01, 0.1]}: every combination is an entry of the table, such as
+        "FedAvg, lr 0.01". A setting that only some methods have varies for those.
     out: a new folder for the runs, one folder each, which `coterie report` and `coterie table` read.
     resume: `out` exists: its finished runs are not run again.
     progress: show a progress bar, in terminals and notebooks only.
@@ -99,11 +102,12 @@ def compare(
     >>> found.methods
     ['Local', 'FedAvg', 'FedAvg-FT']
     """
-    listed = entrants(methods)
+    listed = entrants(methods, over)
     check_arguments(listed[0].method, None if callable(data) else data, model)
     taken, tested = trainings(listed), reference_of(listed, against)
     groups = {name: value for name, value in settings.items() if name in GROUPS}
     chosen = merged(groups, {name: value for name, value in settings.items() if name not in GROUPS})
+    check_fixed(listed, chosen)
     check_protection(taken, protocol, chosen)
     base = Path(out) if out is not None else None
     if base is not None and base.exists() and not resume:
@@ -132,7 +136,7 @@ def compare(
             protocol=protocol,
             interrupted=interrupted,
             seed=seed,
-            **chosen,
+            **chosen | dict(entrant.settings),
         )
 
     def folder_of(entrant: Entrant, seed: int) -> Path | None:
@@ -183,9 +187,10 @@ def train_all(
                 break
             history, outcomes, privacy = result.history, result.outcomes(), result.privacy
             seconds, content = time.monotonic() - start, str((result.config or {})["data"]["content"])
-        found.rows.extend(rows_of(entrant.method, seed, history, outcomes, seconds, privacy, content, entrant.called))
+        labels = {o.name: f"{label(entrant.method, o.name, entrant.called)}{entrant.detail}" for o in outcomes}
+        found.rows.extend(rows_of(labels, seed, history, outcomes, seconds, privacy, content))
         for o in outcomes:
-            name = label(entrant.method, o.name, entrant.called)
+            name = labels[o.name]
             found.curves.setdefault(name, []).append(history.curve(o.point))
         done += 1
     if not done and found.refused and not interrupted():

@@ -144,6 +144,21 @@ def run_settings(chosen: argparse.Namespace, method: str) -> dict[str, Any]:
     return {name: value for kind in kinds for name, value in given(chosen, kind).items()}
 
 
+def over(words: Sequence[str]) -> dict[str, str]:
+    """Setting -> values as text, from words such as lr=0.01,0.1."""
+    from coterie.core.errors import CoterieError
+
+    found: dict[str, str] = {}
+    for word in words:
+        name, equals, values = word.partition("=")
+        if not equals or not name:
+            raise CoterieError(f"--over takes settings such as lr=0.01,0.1; '{word}' is not one")
+        if name in found:
+            raise CoterieError(f"{name} is given twice; give all its values at once, such as {name}=1,2,3")
+        found[name] = values
+    return found
+
+
 def add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="FOLDER", help="a new folder for the run; default: runs/TIME-METHOD-DATASET")
     parser.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else")

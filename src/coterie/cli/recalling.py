@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-NOT_KEPT = ("json", "watch", "format", "trust_code")
+NOT_KEPT = ("json", "watch", "format", "trust_code", "save_config", "exist")
 CONDITIONS = ("until", "patience")
 PATHS = ("dataset", "data_dir", "partition", "keys", "state_dir")
 ELSEWHERE = ("ray_address", "state_dir")  # settings that name something outside the folder

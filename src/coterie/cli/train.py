@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Collection
 
+from coterie.cli.configuring import add_config, configured, configured_method
 from coterie.cli.flags import (
     METHOD_HELP,
     MakeCommand,
@@ -24,12 +25,18 @@ def add_commands(command: MakeCommand, argv: list[str]) -> None:
     demo = command("demo", do_demo, "compare Local, FedAvg, FedAvg-FT and FedPAC on the shipped Fashion-MNIST")
     add_output(demo)
     run = command("run", do_run, "train one method")
-    run.add_argument("method", metavar="METHOD", help=METHOD_HELP)
+    run.add_argument("method", metavar="METHOD", nargs="?", help=METHOD_HELP)
     compare = command("compare", do_compare, "train several methods on the same data, and compare them")
-    compare.add_argument("methods", metavar="METHOD", nargs="+", help=f"{METHOD_HELP}; all: every method")
+    compare.add_argument("methods", metavar="METHOD", nargs="*", help=f"{METHOD_HELP}; all: every method")
     compare.add_argument("--seeds", type=int, help="runs of each method, with seeds SEED, SEED + 1, ...; default: 1")
     compare.add_argument(
         "--against", metavar="METHOD", help="method that the others are tested against; default: the last"
+    )
+    compare.add_argument(
+        "--over",
+        nargs="+",
+        metavar="NAME=VALUES",
+        help="settings to vary, such as lr=0.01,0.1 local_epochs=1,5: every combination is an entry of the table",
     )
     add_format(compare)
     if asked_for(argv, "run", "compare"):
@@ -40,12 +47,13 @@ def add_run_flags(parser: argparse.ArgumentParser, argv: list[str]) -> None:
     from coterie.federation import Ending
 
     add_output(parser)
+    add_config(parser)
     add_watch(parser)
     add_track(parser)
     add_setting_flags(parser)
     add_flags(parser, "ending", Ending)
     if parser.prog.endswith("run"):
-        add_method_flags(parser, argv)
+        add_method_flags(parser, [*argv, *configured_method(argv)])
 
 
 def add_setting_flags(
@@ -97,10 +105,12 @@ def add_method_flags(parser: argparse.ArgumentParser, argv: list[str]) -> None:
 
 
 def do_run(chosen: argparse.Namespace) -> None:
+    chosen = configured(chosen, "run")
     train_all(chosen, [chosen.method], seeds=1)
 
 
 def do_compare(chosen: argparse.Namespace) -> None:
+    chosen = configured(chosen, "compare")
     train_all(chosen, chosen.methods, seeds=getattr(chosen, "seeds", 1))
 
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coterie.cli.flags import given, model_args, run_settings
+from coterie.cli.configuring import save_config
+from coterie.cli.flags import given, model_args, over, run_settings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,7 +30,7 @@ def train_all(chosen: argparse.Namespace, methods: Sequence[str], seeds: int, be
     """
     from coterie.api import VARY, DataSettings, load_clients
     from coterie.api import comparing as core
-    from coterie.api import entrants as entry
+    from coterie.api import entrants as named
     from coterie.api.comparison_folder import COMMAND, as_table, check_data, note_command, write_outcomes
     from coterie.core.errors import CoterieError
     from coterie.runs.disk import lock
@@ -39,17 +40,20 @@ def train_all(chosen: argparse.Namespace, methods: Sequence[str], seeds: int, be
 
     first = getattr(chosen, "seed", 0)
     numbers = core.seeds_from(first, seeds)
-    listed = entry.entrants(methods)
-    taken, against = entry.trainings(listed), entry.reference_of(listed, getattr(chosen, "against", None))
+    listed = named.entrants(methods, over(getattr(chosen, "over", ())))
+    named.check_fixed(listed, vars(chosen))
+    taken, against = named.trainings(listed), named.reference_of(listed, getattr(chosen, "against", None))
     make_trackers(getattr(chosen, "track", ()))  # fail early where a package is missing
     data = load_clients(seed=first, **given(chosen, DataSettings))
     varies = getattr(chosen, "partition_seed", None) == VARY
-    entry.check_protection(taken, getattr(chosen, "protocol", "pac"), vars(chosen))
-    names = entry.ALL if listed[0].optional else "-".join(entrant.name for entrant in listed[:4])
+    named.check_protection(taken, getattr(chosen, "protocol", "pac"), vars(chosen))
+    names = named.ALL if listed[0].optional else "-".join(entrant.name for entrant in listed[:4])
     base = begun or Path(getattr(chosen, "out", None) or new_folder(f"{names}-{data.name}"))
     if begun is None and base.exists():
         raise CoterieError(f"{base} exists already; name another folder with --out, or remove it")
     many = len(taken) * seeds > 1
+    save_config(chosen, data)
+    places = {entrant.name: place for place, entrant in enumerate(taken)}
     if begun:
         check_data(base, data)
     elif many:
@@ -66,7 +70,12 @@ def train_all(chosen: argparse.Namespace, methods: Sequence[str], seeds: int, be
 
             def train(entrant: Entrant, seed: int, out: Path | None, resume: bool) -> Result:
                 assert out is not None
-                return train_one(chosen, entrant, seed, data_of(seed), out, page, resume, shown)
+                own = dict(entrant.settings)
+                if own:
+                    own |= {"place": places[entrant.name], "reference": entrant.labels.get(against), "over": None}
+                return train_one(
+                    argparse.Namespace(**vars(chosen) | own), entrant, seed, data_of(seed), out, page, resume, shown
+                )
 
             def folder_of(entrant: Entrant, seed: int) -> Path:
                 return base / f"{entrant.name}-seed{seed}" if many else base
@@ -116,8 +125,8 @@ def train_one(
         model_args=model_args(chosen),
         train_only=getattr(chosen, "train_only", None),
         protocol=getattr(chosen, "protocol", "pac"),
-        config={"command": {**command_of(chosen), "method": entrant.name, "seed": seed, "cwd": os.getcwd()}},
-        **run_settings(chosen, entrant.name) | {"seed": seed},
+        config={"command": {**command_of(chosen), "method": entrant.method, "seed": seed, "cwd": os.getcwd()}},
+        **run_settings(chosen, str(entrant.method)) | {"seed": seed},
     )
     if result.ended and result.ended.told and not is_machine_readable(chosen):
         print(f"{entrant.title} ended after round {result.ended.round} of {planned} by {in_flags(result.ended)}")
@@ -143,7 +152,7 @@ def watched(title: str, rounds: int, seed: int, on: Console | None, page: Any) -
 
 def command_of(chosen: argparse.Namespace) -> dict[str, Any]:
     """The command, as it is kept in run folders."""
-    return {name: value for name, value in vars(chosen).items() if name != "act"}
+    return {name: value for name, value in vars(chosen).items() if name != "act" and value is not None}
 
 
 def is_machine_readable(chosen: argparse.Namespace) -> bool:

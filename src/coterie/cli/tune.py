@@ -9,7 +9,17 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coterie.cli.flags import METHOD_HELP, MakeCommand, add_format, add_trust, as_typed, asked_for, given, model_args
+from coterie.cli.flags import (
+    METHOD_HELP,
+    MakeCommand,
+    add_format,
+    add_trust,
+    as_typed,
+    asked_for,
+    given,
+    model_args,
+    over,
+)
 from coterie.cli.recalling import recalled
 from coterie.cli.train import add_method_flags, add_setting_flags
 
@@ -130,21 +140,6 @@ def resumed(chosen: argparse.Namespace) -> argparse.Namespace:
     again = recalled(command, chosen, folder)
     again.out = str(folder)
     return again
-
-
-def over(words: list[str]) -> dict[str, str]:
-    """Setting -> values as text, from words such as lr=0.01,0.1."""
-    from coterie.core.errors import CoterieError
-
-    found: dict[str, str] = {}
-    for word in words:
-        name, equals, values = word.partition("=")
-        if not equals or not name:
-            raise CoterieError(f"--over takes settings such as lr=0.01,0.1; '{word}' is not one")
-        if name in found:
-            raise CoterieError(f"{name} is given twice; give all its values at once, such as {name}=1,2,3")
-        found[name] = values
-    return found
 
 
 def settings_of(chosen: argparse.Namespace, method: type) -> dict[str, Any]:

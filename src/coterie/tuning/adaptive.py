@@ -13,10 +13,11 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from coterie.api.variations import Candidate
 from coterie.core.errors import CoterieError
 from coterie.core.metric_scale import ACCURACY_SCALE, MetricScale
 from coterie.tuning.schedule import BudgetSpent, Job, Schedule, SearchBudget, Stage, Trial, halving
-from coterie.tuning.space import Candidate, Space, Span
+from coterie.tuning.space import Space, Span
 
 if TYPE_CHECKING:
     import optuna

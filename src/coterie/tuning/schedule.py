@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+from coterie.api.variations import Candidate
 from coterie.core.errors import CoterieError
 from coterie.core.metric_scale import ACCURACY_SCALE, MetricScale
-from coterie.tuning.space import Candidate
 
 
 class Stage(NamedTuple):

@@ -15,6 +15,7 @@ from torch import nn
 from coterie.analysis.lookup import described
 from coterie.api import About, Execution, choose, execute, fingerprint, load_clients, make_method, method_name
 from coterie.api.arguments import check_arguments
+from coterie.api.variations import Candidate, shown
 from coterie.core import tree
 from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
@@ -31,7 +32,7 @@ from coterie.runs.matching import dotted, same
 from coterie.runs.stopping import Stopped, stoppable
 from coterie.tuning.adaptive import Adaptive, optuna_version
 from coterie.tuning.schedule import Job, Schedule, SearchBudget, Stage, Stages, Trial, halving
-from coterie.tuning.space import ADAPTIVE, TRIALS, Candidate, candidates, check_search, corners, read_space, shown
+from coterie.tuning.space import ADAPTIVE, TRIALS, candidates, check_search, corners, read_space
 from coterie.tuning.standings import Standing, Tuned, ranked, untried
 from coterie.tuning.trials import SearchTask, Trials, Watching, train, without_test
 

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import math
 import random
-import types
-import typing
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from numbers import Integral, Real
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from coterie.api.variations import (
+    Candidate,
+    combinations,
+    from_values,
+    from_word,
+    listed_values,
+    of_kind,
+    plain,
+    searchable,
+)
 from coterie.core.errors import CoterieError, unknown
-from coterie.core.training import LocalTraining
-from coterie.federation import Settings
 
-Candidate = dict[str, Any]  # setting -> value
 SEARCHES = ("grid", "random", "halving", "tpe", "asha")
 ADAPTIVE = ("tpe", "asha")  # candidates depend on the scores of those before
 TRIALS = 16  # default number of random candidates
@@ -28,7 +29,6 @@ NOT_SEARCHED = {
     "evaluate_every": "it does not change training",
     "new_clients": "it changes the clients that are measured",
 }
-WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
 class Span(NamedTuple):
@@ -52,12 +52,6 @@ class Span(NamedTuple):
 Space = dict[str, list[Any] | Span]
 
 
-def searchable(method: type) -> dict[str, Any]:
-    """Setting -> type, of the federation, local training and the method."""
-    kinds = {part: typing.get_type_hints(part) for part in (Settings, LocalTraining, method)}
-    return {f.name: kinds[part][f.name] for part in kinds for f in fields(part) if f.name != "train"}
-
-
 def read_space(title: str, method: type, over: Mapping[str, Any]) -> Space:
     """over: setting -> its values, or text such as "0.1,1,10" or "0.001..0.1"."""
     if not over:
@@ -78,42 +72,7 @@ def read_space(title: str, method: type, over: Mapping[str, Any]) -> Space:
 
 
 def from_text(name: str, kind: Any, text: str) -> list[Any] | Span:
-    simple, may_miss = plain(kind)
-    if ".." in text:
-        return span(name, simple, text)
-    if simple not in (bool, int, float, str):
-        raise CoterieError(f"{name}: its values contain commas; search it in Python, with a list of values")
-    words = [word.strip() for word in text.split(",")]
-    if "" in words:
-        raise CoterieError(f"{name}={text}: a value is missing; give them as {name}=1,2,3")
-    values = [None if may_miss and word == "none" else from_word(name, simple, word) for word in words]
-    return from_values(name, kind, values)
-
-
-def from_word(name: str, kind: type, word: str) -> Any:
-    try:
-        return WORDS[word.lower()] if kind is bool else kind(word)
-    except (ValueError, KeyError):
-        raise wrong(name, kind, word) from None
-
-
-def from_values(name: str, kind: Any, values: Any) -> list[Any]:
-    """Distinct values of the setting's type."""
-    if not isinstance(values, Sequence) or not values:
-        raise CoterieError(f"{name}: expected a list of values, got {values!r}")
-    simple, may_miss = plain(kind)
-    return list(dict.fromkeys(None if may_miss and v is None else of_kind(name, simple, v) for v in values))
-
-
-def of_kind(name: str, kind: type, value: Any) -> Any:
-    """Accepts NumPy numbers."""
-    numeric = {int: Integral, float: Real}.get(kind, kind)
-    if not isinstance(value, numeric) or (isinstance(value, bool) and kind is not bool):
-        raise wrong(name, kind, value)
-    found = kind(value)
-    if kind is float and not math.isfinite(found):
-        raise wrong(name, kind, value)
-    return found
+    return span(name, plain(kind)[0], text) if ".." in text else listed_values(name, kind, text)
 
 
 def span(name: str, kind: type, text: str) -> Span:
@@ -128,18 +87,6 @@ def span(name: str, kind: type, text: str) -> Span:
     return Span(low, high, whole=kind is int)
 
 
-def plain(kind: Any) -> tuple[Any, bool]:
-    """A type without None and without the types of a tuple's items, and whether it allows None."""
-    options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    simple = next(option for option in options if option is not type(None))
-    return typing.get_origin(simple) or simple, type(None) in options
-
-
-def wrong(name: str, kind: type, value: Any) -> CoterieError:
-    words = {bool: "true or false", int: "a whole number", float: "a finite number"}.get(kind, f"a {kind.__name__}")
-    return CoterieError(f"{name} must be {words}, got {value!r}")
-
-
 def candidates(space: Space, search: str, trials: int | None, seed: int) -> list[Candidate]:
     """All combinations for a grid; random ones for a random search, or for halving with ranges or a given `trials`."""
     ranges = [name for name, values in space.items() if isinstance(values, Span)]
@@ -149,7 +96,7 @@ def candidates(space: Space, search: str, trials: int | None, seed: int) -> list
         raise CoterieError("a grid tries all combinations; --trials is for the other searches")
     if search == "random" or ranges or trials is not None:
         return draws(space, trials or TRIALS, seed)
-    return grid(space)
+    return combinations({name: values for name, values in space.items() if not isinstance(values, Span)})
 
 
 def check_search(search: str, trials: int | None) -> None:
@@ -166,12 +113,6 @@ def corners(space: Space) -> list[Candidate]:
     return [{**first, name: value} for name, values in ends.items() for value in values]
 
 
-def grid(space: Space) -> list[Candidate]:
-    """All combinations; the last setting changes fastest."""
-    lists = (values for values in space.values() if not isinstance(values, Span))
-    return [dict(zip(space, values, strict=True)) for values in itertools.product(*lists)]
-
-
 def draws(space: Space, trials: int, seed: int) -> list[Candidate]:
     """Distinct candidates; fewer than `trials` if the space is smaller."""
     numbers, found = random.Random(seed), dict[str, Candidate]()  # noqa: S311 - a search is repeatable, not secret
@@ -185,15 +126,3 @@ def draws(space: Space, trials: int, seed: int) -> list[Candidate]:
 
 def one(values: list[Any] | Span, share: float) -> Any:
     return values.draw(share) if isinstance(values, Span) else values[int(share * len(values))]
-
-
-def shown(candidate: Candidate) -> str:
-    """Such as "align=0.1 lr=0.01"."""
-    return " ".join(f"{name}={word(value)}" for name, value in candidate.items())
-
-
-def word(value: Any) -> str:
-    """A value as on the command line."""
-    if isinstance(value, tuple):
-        return ",".join(":".join(map(str, pair)) for pair in value)
-    return str(value).lower() if value is None or isinstance(value, bool) else str(value)

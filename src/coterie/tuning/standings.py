@@ -10,10 +10,10 @@ from typing import Any
 from coterie.analysis.comparison import spread_text
 from coterie.analysis.significance import Spread
 from coterie.analysis.tables import TextTable
+from coterie.api.variations import Candidate, shown
 from coterie.core.metric_scale import ACCURACY_SCALE, MetricScale
 from coterie.federation.history import POINTS
 from coterie.tuning.schedule import Schedule
-from coterie.tuning.space import Candidate, shown
 
 UNBIASED = "measured once, after the choice, so the choice does not bias it"
 

@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from coterie.api import About, Execution, choose, describe, make_network, place
+from coterie.api.variations import Candidate, shown
 from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError, Diverged
 from coterie.core.method import AnyMethod
@@ -28,7 +29,6 @@ from coterie.runs.checkpoint import Checkpoints
 from coterie.runs.disk import read_inside, whole, writing
 from coterie.runs.stopping import Stopped
 from coterie.tuning.schedule import BudgetSpent, Job, Trial
-from coterie.tuning.space import Candidate, shown
 
 log = logging.getLogger("coterie")
 Watching = Callable[[str, int], AbstractContextManager[Callable[[Round], None]]]  # title, rounds -> observer
