@@ -19,6 +19,7 @@ from coterie.api.arguments import check_arguments
 from coterie.api.comparison_folder import as_table, is_begun, read_finished, write_outcomes
 from coterie.api.data import load_clients
 from coterie.api.entrants import Entrant, check_fixed, check_protection, entrants, reference_of, trainings
+from coterie.api.existing import check_members, prepared
 from coterie.api.interrupting import INTERRUPTED, Interrupted, interruptible
 from coterie.api.progress import progress_bar
 from coterie.api.result import Result
@@ -59,6 +60,7 @@ def compare(
     against: str | None = None,
     over: Mapping[str, Sequence[Any] | str] | None = None,
     out: str | Path | None = None,
+    exist: str = "error",
     resume: bool = False,
     progress: bool = True,
     protocol: str = "pac",
@@ -85,7 +87,10 @@ def compare(
     over: settings to vary, such as {"lr": [0.01, 0.1]}: every combination is an entry of the table, such as
         "FedAvg, lr 0.01". A setting that only some methods have varies for those.
     out: a new folder for the runs, one folder each, which `coterie report` and `coterie table` read.
-    resume: `out` exists: its finished runs are not run again.
+    exist: what to do where `out` exists: "error"; "resume": read its finished runs if their settings are the same,
+        continue those that were stopped, and run those that are missing; "replace": train again, and replace it at the
+        end. Whatever is not the folder of a comparison or run is never replaced.
+    resume: the same as exist="resume".
     progress: show a progress bar, in terminals and notebooks only.
     protocol, head, model_args, train_only, backend, settings: as for `coterie.run`; they hold for all methods. Set
         hyper-parameters of one method in the method, such as coterie.FedPAC(align=0.5).
@@ -109,9 +114,8 @@ def compare(
     chosen = merged(groups, {name: value for name, value in settings.items() if name not in GROUPS})
     check_fixed(listed, chosen)
     check_protection(taken, protocol, chosen)
-    base = Path(out) if out is not None else None
-    if base is not None and base.exists() and not resume:
-        raise CoterieError(f"{base} exists already; name another folder, or pass resume=True to continue it")
+    if out is not None and Path(out).exists() and not resume and exist == "error":
+        raise CoterieError(f"{out} exists already; name another folder, or pass exist='resume' or exist='replace'")
     fixed = load_clients(protocol=protocol) if data is None else None if callable(data) else data
 
     def data_of(seed: int) -> FederatedData:
@@ -119,8 +123,8 @@ def compare(
 
     def train(entrant: Entrant, seed: int, folder: Path | None, resume: bool) -> Result:
         def watching(_: str, rounds: int) -> Any:
-            name = f"{entrant.title}, seed {seed}"
-            return progress_bar(name, rounds) if progress else nullcontext(lambda record: None)
+            shown = progress and not (folder is not None and is_complete(folder) and resume)
+            return progress_bar(f"{entrant.title}, seed {seed}", rounds) if shown else nullcontext(lambda record: None)
 
         return execute(
             entrant.method,
@@ -139,14 +143,21 @@ def compare(
             **chosen | dict(entrant.settings),
         )
 
-    def folder_of(entrant: Entrant, seed: int) -> Path | None:
-        return base and base / f"{entrant.name}-seed{seed}"
+    numbers, first = seeds_from(seed, seeds), data_of(seed)
+    with (
+        prepared(out, "resume" if resume and exist == "error" else exist, track=chosen.get("track", ())) as place,
+        interruptible(out is None) as interrupted,
+    ):
+        base = place.folder
 
-    with interruptible(base is None) as interrupted:
-        found = train_all(taken, seeds_from(seed, seeds), train, folder_of, chosen, interrupted)
-    first = data_of(seed)
-    if base is not None:
-        write_outcomes(base, as_table(found.rows, first, str(base), found.refused))
+        def folder_of(entrant: Entrant, seed: int) -> Path | None:
+            return base and base / f"{entrant.name}-seed{seed}"
+
+        if base is not None:
+            check_members(base, [base / f"{entrant.name}-seed{number}" for entrant in taken for number in numbers])
+        found = train_all(taken, numbers, train, folder_of, chosen, interrupted, verify=True)
+        if base is not None:
+            write_outcomes(base, as_table(found.rows, first, str(out), found.refused))
     return as_comparison(found, first, tested)
 
 
@@ -163,8 +174,12 @@ def train_all(
     folder_of: Callable[[Entrant, int], Path | None],
     settings: Mapping[str, Any],
     interrupted: Interrupted = lambda: 0,
+    verify: bool = False,
 ) -> Trainings:
-    """Every method with every seed. Runs that are finished in their folder are read; others are trained or resumed."""
+    """Every method with every seed. Runs that are finished in their folder are read; others are trained or resumed.
+
+    verify: check that finished runs have these settings; not needed where the settings come from their folder.
+    """
     found = Trainings([], {}, {})
     ending = Ending(**{name: value for name, value in settings.items() if name in names(Ending)})
     runs, done = list(product(taken, seeds)), 0
@@ -173,6 +188,8 @@ def train_all(
             break
         out, start = folder_of(entrant, seed), time.monotonic()
         if out and is_complete(out) and not remains(out, settings.get("rounds"), ending):
+            if verify:
+                train(entrant, seed, out, True)  # which trains nothing
             history, outcomes, seconds, privacy, content = read_finished(out)
         else:
             try:

@@ -53,6 +53,14 @@ def reopen_comparison(base: Path, length: Mapping[str, Any]) -> None:
         write(base / COMMAND, content)
 
 
+def begin_again(base: Path, command: Mapping[str, Any]) -> None:
+    """Note another command for a comparison that began with the same data."""
+    with writing(base):
+        content = json.loads(read_inside(base, COMMAND))
+        (base / OUTCOMES).unlink(missing_ok=True)
+        write(base / COMMAND, {**content, "command": {**command, "cwd": os.getcwd()}})
+
+
 def as_table(
     rows: Sequence[Mapping[str, Any]], data: FederatedData, folder: str, refused: Mapping[str, str]
 ) -> dict[str, Any]:
@@ -79,6 +87,8 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
 
 def check_data(base: Path, data: FederatedData) -> None:
     """Raise an error for other samples than those that the comparison began with."""
+    if not (base / COMMAND).exists():
+        raise CoterieError(f"{base} is not the folder of a comparison that a command began; name another one")
     if json.loads(read_inside(base, COMMAND)).get("data") != fingerprint(data):
         raise CoterieError(f"the data are not those that the comparison in {base} began with")
 

@@ -113,7 +113,7 @@ class NotebookBar:
     def __enter__(self) -> NotebookBar:
         from IPython.display import display
 
-        self.output = display(self._html(0), display_id=True)
+        self.output = display(self._html(0), display_id=True)  # type: ignore[no-untyped-call, unused-ignore]
         return self
 
     def __exit__(self, *reason: Any) -> None:
@@ -128,7 +128,7 @@ class NotebookBar:
         from IPython.display import HTML
 
         done = min(number, self.rounds)  # one round more where all clients train once more at the end
-        return HTML(
+        return HTML(  # type: ignore[no-untyped-call, unused-ignore]
             f"<b>{escape(self.title)}</b> <progress value={done} max={self.rounds}></progress> "
             f"{done}/{self.rounds} {escape(self.shown)}"
         )

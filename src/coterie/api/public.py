@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from coterie.api.existing import prepared
 from coterie.api.interrupting import interruptible
 from coterie.api.progress import progress_bar
 from coterie.api.result import Result
@@ -89,6 +91,7 @@ def run(
     train_only: str | None = None,
     backend: Execution | str = "auto",
     out: str | Path | None = None,
+    exist: str = "error",
     resume: bool = False,
     progress: bool = True,
     watch: Callable[[Round], None] = lambda record: None,
@@ -162,7 +165,10 @@ def run(
         sent in a round. Default: parameters with requires_grad=True.
     backend: where clients run: looped, stacked, ray, auto, or an Execution with device, precision and so on.
     out: a new folder for the run: settings, metrics, checkpoints and models.
-    resume: continue the run in `out`; extend it if `rounds` is larger; return its result if it is finished.
+    exist: what to do where `out` exists: "error"; "resume": continue its run, extend it if `rounds` is larger, or
+        return its result if it is finished; "replace": train again, and replace it at the end. Whatever is not a run
+        folder is never replaced.
+    resume: the same as exist="resume", except that `out` must exist.
     progress: show a progress bar, in terminals and notebooks only.
     watch: called with every Round when it ends.
     show: called with the first lines, which say how data, network, method and settings were interpreted.
@@ -185,14 +191,14 @@ def run(
     given = {name: value for name, value in locals().items() if value is not None}
     named = {name: value for name, value in given.items() if name in SETTINGS}
     groups = {name: value for name, value in given.items() if name in GROUPS}
-    with interruptible(out is None) as interrupted:
-        return execute(
+    with prepared(out, exist, resume, track) as place, interruptible(out is None) as interrupted:
+        result = execute(
             method,
             data,
             model,
             backend=backend,
-            out=out,
-            resume=resume,
+            out=place.folder,
+            resume=place.resume,
             watch=watch,
             watching=progress_bar if progress else lambda title, rounds: nullcontext(lambda record: None),
             track=track,
@@ -206,3 +212,4 @@ def run(
             **merged(groups, named),
             **method_settings,
         )
+    return result if out is None else replace(result, folder=Path(out))

@@ -243,6 +243,8 @@ def drive(
                     checkpoints.close()
                     then = f"continues after round {checkpoints.saved}" if checkpoints.saved else "restarts it"
                     again = "the same command with --resume" if backend.elsewhere else f"`coterie resume {folder.path}`"
+                    if "command" not in config and not backend.elsewhere:
+                        again = f"the same call with out='{folder.path}' and exist='resume'"
                     raise Stopped(f"stopped after round {len(history)}; {again} {then}", stop)
 
             result = train(

@@ -164,6 +164,15 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else")
 
 
+def add_exist(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--exist",
+        choices=("error", "resume", "replace"),
+        help="where --out exists: error; resume: continue or extend it; replace: train again, and replace it at the "
+        "end; default: error",
+    )
+
+
 def add_watch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--watch", type=int, metavar="PORT", help="show progress live at http://127.0.0.1:PORT")
 

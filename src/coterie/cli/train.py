@@ -9,6 +9,7 @@ from coterie.cli.configuring import add_config, configured, configured_method
 from coterie.cli.flags import (
     METHOD_HELP,
     MakeCommand,
+    add_exist,
     add_flags,
     add_format,
     add_model_args,
@@ -47,6 +48,7 @@ def add_run_flags(parser: argparse.ArgumentParser, argv: list[str]) -> None:
     from coterie.federation import Ending
 
     add_output(parser)
+    add_exist(parser)
     add_config(parser)
     add_watch(parser)
     add_track(parser)

@@ -31,7 +31,8 @@ def train_all(chosen: argparse.Namespace, methods: Sequence[str], seeds: int, be
     from coterie.api import VARY, DataSettings, load_clients
     from coterie.api import comparing as core
     from coterie.api import entrants as named
-    from coterie.api.comparison_folder import COMMAND, as_table, check_data, note_command, write_outcomes
+    from coterie.api.comparison_folder import COMMAND, as_table, begin_again, check_data, note_command, write_outcomes
+    from coterie.api.existing import Place, check_members, prepared
     from coterie.core.errors import CoterieError
     from coterie.runs.disk import lock
     from coterie.runs.finding import new_folder
@@ -43,50 +44,59 @@ def train_all(chosen: argparse.Namespace, methods: Sequence[str], seeds: int, be
     listed = named.entrants(methods, over(getattr(chosen, "over", ())))
     named.check_fixed(listed, vars(chosen))
     taken, against = named.trainings(listed), named.reference_of(listed, getattr(chosen, "against", None))
-    make_trackers(getattr(chosen, "track", ()))  # fail early where a package is missing
+    track = getattr(chosen, "track", "")
+    make_trackers(track or ())  # fail early where a package is missing
     data = load_clients(seed=first, **given(chosen, DataSettings))
     varies = getattr(chosen, "partition_seed", None) == VARY
     named.check_protection(taken, getattr(chosen, "protocol", "pac"), vars(chosen))
     names = named.ALL if listed[0].optional else "-".join(entrant.name for entrant in listed[:4])
-    base = begun or Path(getattr(chosen, "out", None) or new_folder(f"{names}-{data.name}"))
-    if begun is None and base.exists():
-        raise CoterieError(f"{base} exists already; name another folder with --out, or remove it")
+    out = begun or Path(getattr(chosen, "out", None) or new_folder(f"{names}-{data.name}"))
+    exist = getattr(chosen, "exist", "error")
+    if begun is None and exist == "error" and out.exists():
+        raise CoterieError(f"{out} exists already; name another folder with --out, remove it, or use --exist")
     many = len(taken) * seeds > 1
     save_config(chosen, data)
     places = {entrant.name: place for place, entrant in enumerate(taken)}
-    if begun:
-        check_data(base, data)
-    elif many:
-        note_command(base, command_of(chosen), data)
-
     shown: set[str] = set()  # first lines of runs
 
     def data_of(seed: int) -> Any:
         """All runs have the same data, or those of one seed do."""
         return load_clients(seed=seed, **given(chosen, DataSettings)) if varies and seed != first else data
 
-    try:
-        with live_page(chosen) as page, lock(base / COMMAND) if many else contextlib.nullcontext():
+    opened = contextlib.nullcontext(Place(begun, True)) if begun else prepared(out, exist, track=track.split(","))
+    with opened as place:
+        base = place.folder
+        assert base is not None
 
-            def train(entrant: Entrant, seed: int, out: Path | None, resume: bool) -> Result:
-                assert out is not None
-                own = dict(entrant.settings)
-                if own:
-                    own |= {"place": places[entrant.name], "reference": entrant.labels.get(against), "over": None}
-                return train_one(
-                    argparse.Namespace(**vars(chosen) | own), entrant, seed, data_of(seed), out, page, resume, shown
-                )
+        def folder_of(entrant: Entrant, seed: int) -> Path:
+            return base / f"{entrant.name}-seed{seed}" if many else base
 
-            def folder_of(entrant: Entrant, seed: int) -> Path:
-                return base / f"{entrant.name}-seed{seed}" if many else base
+        if many and place.resume:
+            check_data(base, data)
+            if not begun:
+                check_members(base, [folder_of(entrant, seed) for entrant in taken for seed in numbers])
+                begin_again(base, command_of(chosen))
+        elif many:
+            note_command(base, command_of(chosen), data)
+        try:
+            with live_page(chosen) as page, lock(base / COMMAND) if many else contextlib.nullcontext():
 
-            found = core.train_all(taken, numbers, train, folder_of, vars(chosen))
-    except Stopped as stop:
-        more = f"; `coterie resume {base}` continues the whole comparison" if many else ""
-        raise Stopped(f"{stop}{more}", stop.signal) from None
-    table = as_table(found.rows, data, getattr(chosen, "run", str(base)), found.refused)
-    if many:
-        write_outcomes(base, table)
+                def train(entrant: Entrant, seed: int, folder: Path | None, resume: bool) -> Result:
+                    assert folder is not None
+                    own = dict(entrant.settings)
+                    if own:
+                        own |= {"place": places[entrant.name], "reference": entrant.labels.get(against), "over": None}
+                    how = argparse.Namespace(**vars(chosen) | own)
+                    return train_one(how, entrant, seed, data_of(seed), folder, page, resume, shown)
+
+                verify = place.resume and not begun
+                found = core.train_all(taken, numbers, train, folder_of, vars(chosen), verify=verify)
+        except Stopped as stop:
+            more = f"; `coterie resume {base}` continues the whole comparison" if many else ""
+            raise Stopped(f"{stop}{more}", stop.signal) from None
+        table = as_table(found.rows, data, getattr(chosen, "run", str(out)), found.refused)
+        if many:
+            write_outcomes(base, table)
     show(chosen, table, core.as_comparison(found, data, against))
 
 
