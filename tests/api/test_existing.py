@@ -148,3 +148,19 @@ def test_the_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([*single, "--seed", "4", "--exist", "resume"])
     assert "federation.seed was 3 and is 4" in capsys.readouterr().err
+
+
+def test_what_a_notebook_shows_is_short(tmp_path: Path) -> None:
+    result = run(tmp_path / "run", rounds=9)
+    read = coterie.load_run(tmp_path / "run", toy.network())
+    for thing in (result, result.history, result.history[0], result.model, read, read.history, toy.toy()):
+        assert len(repr(thing)) < 1200, repr(thing)
+        assert "tensor(" not in repr(thing)
+        assert " object at 0x" not in repr(thing)
+    first, *lines = repr(result.history).splitlines()
+    assert first == "History of 9 rounds"
+    assert [line.split(":")[0].strip() for line in lines] == [
+        "Round 1", "Round 2", "Round 3", "...", "Round 7", "Round 8", "Round 9"]  # fmt: skip
+    mean = 100 * (result.history[0].score("pre") or 0)
+    assert f"pre {mean:.2f} %" in lines[0]
+    assert f"Run of FedPer on toy, 5 clients, 9 of 9 rounds, finished, in {tmp_path / 'run'}" == repr(read)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -43,7 +43,7 @@ class Model:
 
     encoder: nn.Module
     head: nn.Module
-    start: Weights
+    start: Weights = field(repr=False)
     dim: int  # d, length of z
     task: Task
     preprocess: Preprocess

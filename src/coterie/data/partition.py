@@ -53,7 +53,7 @@ class Statistics(NamedTuple):
     test_distinct: int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Partition:
     """Client i has samples `train[i]` and `test[i]`: indices into the official train and test split, or, if
     `merged`, into the concatenation of both."""
@@ -75,6 +75,10 @@ class Partition:
         }
         if len(lengths) != 1 or not self.train:
             raise CoterieError("a partition needs one train part, one test part and one group per client")
+
+    def __repr__(self) -> str:
+        settings = "".join(f", {name} {value}" for name, value in self.settings.items())
+        return f"Partition {self.name}: {self.clients} clients{settings}"
 
     @property
     def clients(self) -> int:

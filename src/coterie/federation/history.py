@@ -67,7 +67,7 @@ class Summary(NamedTuple):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Round:
     """The record of one round."""
 
@@ -87,6 +87,11 @@ class Round:
     def score(self, point: str, split: str = "test") -> float | None:
         """The mean over clients of the metric, such as accuracy; None where it was not measured."""
         return self.summary(point, split).mean if (point, split) in self.scores else None
+
+    def __repr__(self) -> str:
+        found = [f"{point} {self.metric.text(self.summary(point, s).mean)}" for point, s in self.scores if s == "test"]
+        scores = f", mean {self.metric.words}: {', '.join(found)}" if found else ""
+        return f"Round {self.number}: {len(self.participants)} clients, {len(self.left_out)} left out{scores}"
 
 
 @dataclass(frozen=True)
@@ -113,6 +118,11 @@ class History(list[Round]):
     """All rounds of a run."""
 
     ended: Ended | None = None  # None: the run continues or was interrupted
+
+    def __repr__(self) -> str:
+        shown = [repr(record) for record in self]
+        shown[3:-3] = ["..."] if len(shown) > 7 else shown[3:-3]
+        return "\n".join([f"History of {len(self)} round{'' if len(self) == 1 else 's'}", *(f"  {s}" for s in shown)])
 
     def with_point(self, point: str, split: str = "test") -> Iterator[Round]:
         return (record for record in self if (point, split) in record.scores)

@@ -37,6 +37,14 @@ class RunRecord:
         self.files = RunFiles(self.path)
         self._missing: dict[str, str] = {}  # file -> what is wrong with it
 
+    def __repr__(self) -> str:
+        state = "finished" if self.files.finished else "not finished"
+        data = self.section("data")
+        return (
+            f"Run of {self.title} on {data.get('name', 'unknown data')}, {data.get('clients', '?')} clients, "
+            f"{min(len(self.rounds), self.planned)} of {self.planned} rounds, {state}, in {self.path}"
+        )
+
     @cached_property
     def config(self) -> Mapping[str, Any]:
         return self._optional("config.json", read_object) or {}
