@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import coterie
-from coterie.federation import Settings, federate
 from coterie.report.live import LivePage
 from coterie.report.page import write_report
 from tests import toy
@@ -178,22 +177,26 @@ def test_class_names_are_text(page: Browser) -> None:
     assert page.run("document.querySelectorAll('main b').length") == 0
 
 
-def test_the_live_page_follows_the_run_and_says_when_it_ends(browser: Browser) -> None:
-    clients = toy.Looped(toy.method("fedpac"), toy.model(), toy.toy(), 7)
-    rounds: list[Any] = []
-    federate(clients, Settings(rounds=3), rounds.append)
+def test_the_live_page_follows_the_run_and_says_when_it_ends(browser: Browser, tmp_path: Path) -> None:
     browser.screen(1200, 900)
-    with LivePage(0) as live:
-        live.begin("FedPAC", 3, 0)
+
+    def watch(record: coterie.Round) -> None:
+        browser.until(f"document.getElementById('status').textContent.includes('round {record.number} of 3')")
+
+    with LivePage(0, [tmp_path]) as live:
         browser.open(live.address)
         assert browser.run("document.querySelectorAll('svg[data-lines]').length") == 0
-        for number, record in enumerate(rounds, 1):
-            live(record)
-            browser.until(f"document.getElementById('status').textContent.includes('round {number} of 3')")
+        how = {"rounds": 3, "backend": toy.IN_TURN, "out": tmp_path / "run", "progress": False}
+        coterie.run(toy.method("fedpac"), toy.toy(), toy.network(), watch=watch, **how)
+        browser.until("document.getElementById('status').textContent.includes('finished')")
         assert browser.run("document.querySelectorAll('#rounds tbody tr').length") == 3
         browser.run("document.querySelector('svg[data-lines]').focus()")
         browser.press("Home")
         assert browser.run("tip.textContent").startswith("round 1\n")  # what came later can be read too
+        for width in (375, 1200):
+            browser.screen(width, 900)
+            assert browser.run("document.documentElement.scrollWidth") <= width  # wide tables scroll by themselves
         assert browser.problems == []
+        assert all(address.startswith((live.address, "data:")) for address in browser.requests)
     browser.until("document.getElementById('status').textContent.includes('Ended')")
     assert browser.problems == []

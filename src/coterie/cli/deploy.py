@@ -134,13 +134,11 @@ def add_join_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def do_serve(chosen: argparse.Namespace) -> None:
-    from coterie.analysis.outcomes import title
     from coterie.api.progress import round_line
     from coterie.cli.training import live_page
     from coterie.deploy.pending import Timeouts
     from coterie.deploy.server import Service, serve
     from coterie.deploy.transports.mqtt import Broker
-    from coterie.federation import Settings
     from coterie.federation.history import worst_tenth_text
     from coterie.runs.finding import new_folder
 
@@ -151,12 +149,10 @@ def do_serve(chosen: argparse.Namespace) -> None:
     start = time.monotonic()
     with live_page(chosen) as page:
         if page:
-            page.begin(title(chosen.method), settings.get("rounds", Settings.rounds), settings.get("seed", 0))
+            page.follow(out)
 
         def watch(record: Round) -> None:
             show(round_line(record, time.monotonic() - start))
-            if page:
-                page(record)
 
         result = serve(
             chosen.method,

@@ -1,4 +1,4 @@
-"""Commands that present runs: report, plot, table."""
+"""Commands that present runs: watch, report, plot, table."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from coterie.cli.flags import MakeCommand, add_format, asked_for
 
 
 def add_commands(command: MakeCommand, argv: list[str]) -> None:
+    watch = command("watch", do_watch, "show runs that are going on, in any process, on a page of this machine")
+    watch.add_argument("runs", metavar="RUN", nargs="+", help="folder of a run, or one that holds runs")
+    watch.add_argument("--port", type=int, default=0, help="port of http://127.0.0.1:PORT; default: a free one")
     report = command("report", do_report, "write a report of runs: one HTML file that works offline")
     report.add_argument("runs", metavar="RUN", nargs="+", help="folder of a run, or one that holds runs")
     report.add_argument("--out", metavar="FILE", default="report.html", help="the file to write; default: report.html")
@@ -32,6 +35,22 @@ def add_commands(command: MakeCommand, argv: list[str]) -> None:
     table.add_argument("--caption", metavar="TEXT", help="caption; default: dataset and number of clients")
     table.add_argument("--label", metavar="NAME", help="label for \\ref in LaTeX, such as tab:accuracy")
     add_format(table)
+
+
+def do_watch(chosen: argparse.Namespace) -> None:
+    import contextlib
+    import threading
+    from pathlib import Path
+
+    from coterie.core.errors import CoterieError
+    from coterie.report.live import LivePage
+
+    for path in map(Path, chosen.runs):
+        if not path.is_dir():
+            raise CoterieError(f"{path}: no such folder; give a folder that `coterie run --out` made or makes")
+    with contextlib.suppress(KeyboardInterrupt), LivePage(chosen.port, chosen.runs) as page:
+        print(f"coterie: watch it at {page.address}; Ctrl-C ends it", flush=True)
+        threading.Event().wait()
 
 
 def do_report(chosen: argparse.Namespace) -> None:

@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from coterie.analysis.comparison import Comparison
     from coterie.api.entrants import Entrant
     from coterie.api.result import Result
-    from coterie.federation import Ended, Round
+    from coterie.federation import Ended
 
 
 def train_all(chosen: argparse.Namespace, methods: Sequence[str], seeds: int, begun: Path | None = None) -> None:
@@ -112,14 +112,16 @@ def train_one(
 ) -> Result:
     """One run in its folder. shown: first lines of runs that were printed before, which are not repeated."""
     from coterie.api import Execution, execute
-    from coterie.api.progress import first_lines
+    from coterie.api.progress import first_lines, watcher
 
     planned = 0
+    if page:
+        page.follow(out)
 
     def watching(_: str, rounds: int) -> Any:
         nonlocal planned
         planned = rounds
-        return watched(entrant.title, rounds, seed, progress_on(chosen), page)
+        return watcher(entrant.title, rounds, progress_on(chosen))
 
     result = execute(
         entrant.method,
@@ -141,23 +143,6 @@ def train_one(
     if result.ended and result.ended.told and not is_machine_readable(chosen):
         print(f"{entrant.title} ended after round {result.ended.round} of {planned} by {in_flags(result.ended)}")
     return result
-
-
-@contextlib.contextmanager
-def watched(title: str, rounds: int, seed: int, on: Console | None, page: Any) -> Iterator[Callable[[Round], None]]:
-    """Progress of one run, in the terminal and on the live page."""
-    from coterie.api.progress import watcher
-
-    if page:
-        page.begin(title, rounds, seed)
-    with watcher(title, rounds, on) as watch:
-
-        def note(record: Round) -> None:
-            watch(record)
-            if page:
-                page(record)
-
-        yield note
 
 
 def command_of(chosen: argparse.Namespace) -> dict[str, Any]:

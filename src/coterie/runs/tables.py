@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,9 +43,9 @@ class Score(NamedTuple):
 class ClientTable(NamedTuple):
     """What clients.csv says of the test split."""
 
-    last: Mapping[str, Sequence[Score]]  # point -> scores in the last round in which it was measured
-    measured: Mapping[str, int]  # point -> that round
-    trained: Mapping[int, Sequence[int]]  # round -> clients that returned an update
+    last: dict[str, list[Score]]  # point -> scores in the last round in which it was measured
+    measured: dict[str, int]  # point -> that round
+    trained: dict[int, list[int]]  # round -> clients that returned an update
 
 
 class ClassTable(NamedTuple):
@@ -154,18 +154,23 @@ def score_of(row: Mapping[str, str], metric: MetricScale) -> Score:
 
 
 def read_clients(content: bytes, metric: MetricScale) -> ClientTable:
-    last, measured, trained = dict[str, list[Score]](), dict[str, int](), dict[int, list[int]]()
-    for row in rows_of(content):
+    table = ClientTable({}, {}, {})
+    add_clients(table, rows_of(content), metric)
+    return table
+
+
+def add_clients(table: ClientTable, rows: Iterable[Mapping[str, str]], metric: MetricScale) -> None:
+    """Add rows of clients.csv."""
+    for row in rows:
         if row["split"] != "test":
             continue
         number, point, client = int(row["round"]), row["point"], int(row["client"])
         if point == "post":
-            trained.setdefault(number, []).append(client)
-        if measured.get(point) != number:
-            measured[point], last[point] = number, []
+            table.trained.setdefault(number, []).append(client)
+        if table.measured.get(point) != number:
+            table.measured[point], table.last[point] = number, []
         if int(row["total"]) and row[metric.name]:  # a client without samples has no score
-            last[point].append(score_of(row, metric))
-    return ClientTable(last, measured, trained)
+            table.last[point].append(score_of(row, metric))
 
 
 def read_evaluation(content: bytes, scales: Sequence[MetricScale]) -> dict[str, Tensor]:
