@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -34,7 +35,7 @@ for path in sys.argv[1:]:
         assert session.get_inputs()[0].shape[0] == "batch"
         model = lambda x: session.run(["logits"], {"samples": x})[0]
     else:
-        program = torch.export.load(path).module()
+        program = torch.jit.load(path) if path.endswith(".ts") else torch.export.load(path).module()
         model = lambda x: program(torch.from_numpy(x)).detach().numpy()
     for size in (1, 2, len(case["x"])):
         gap = np.abs(model(case["x"][:size]) - case["logits"][:size]).max()
@@ -75,11 +76,48 @@ def test_models_of_every_kind_run_elsewhere(made: Made, tmp_path: Path) -> None:
     check(
         [write(run, 3, "onnx", tmp_path / f"{name}.onnx") for name, run in onnx.items()]
         + [write(run, 3, "torch", tmp_path / f"{name}.pt2") for name, run in programs.items()]
+        + [write(norm, 3, "torchscript", tmp_path / "norm-script.ts")]
     )
+    predict_without_coterie(tmp_path, heart)
+
+
+def predict_without_coterie(folder: Path, heart: Run) -> None:
+    """The script beside heart.onnx: arrays, and tables whose columns have names, in any order, with gaps."""
+    model, columns = heart.personal_model(3), heart.transform.columns
+    x = torch.from_numpy(np.load(folder / "heart.npz")["x"])
+    for at, column in enumerate(columns):
+        x[:, at] = x[:, at].round().clamp(0, len(column.categories) - 1) if column.categories else x[:, at]
+    gap = next(at for at, column in enumerate(columns) if column.fill is not None)
+    x[0, gap] = math.nan
+    order = list(reversed(range(len(columns))))
+    lines = [",".join(columns[at].name for at in order)]
+    for row in x.tolist():
+        cells = [columns[at].categories[int(row[at])] if columns[at].categories else repr(row[at]) for at in order]
+        lines.append(",".join("" if math.isnan(row[at]) else cell for at, cell in zip(order, cells, strict=True)))
+    (folder / "table.csv").write_text("\n".join(lines) + "\n")
+    np.save(folder / "array.npy", x.numpy())
+    np.save(folder / "bytes.npy", np.zeros(x.shape, np.uint8))
+    with torch.no_grad():
+        shares = model(x).softmax(1)
+    expected = [(model.class_names[int(p.argmax())], float(p.max())) for p in shares]
+
+    def predict(file: str) -> subprocess.CompletedProcess[str]:
+        code = "import runpy, sys; sys.modules.update(coterie=None, torch=None); sys.argv = sys.argv[1:]; "
+        code += "runpy.run_path(sys.argv[0], run_name='__main__')"
+        words = [sys.executable, "-c", code, str(folder / "heart.predict.py"), str(folder / file)]
+        return subprocess.run(words, capture_output=True, text=True, check=False)
+
+    for file in ("array.npy", "table.csv"):
+        done = predict(file)
+        assert done.returncode == 0, done.stderr
+        shown = [line.rsplit(" ", 1) for line in done.stdout.splitlines()]
+        assert [name for name, _ in shown] == [name for name, _ in expected]
+        assert [float(share) for _, share in shown] == pytest.approx([share for _, share in expected], abs=2e-4)
+    assert "the model takes float32 ['batch', 13]" in predict("bytes.npy").stderr
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("form", "ending"), [("torch", ".pt2"), ("onnx", ".onnx")])
+@pytest.mark.parametrize(("form", "ending"), [("torch", ".pt2"), ("onnx", ".onnx"), ("torchscript", ".ts")])
 def test_every_method_runs_elsewhere(form: str, ending: str, made: Made, tmp_path: Path) -> None:
     check([write(made(name)[0], 3, form, tmp_path / f"{name}{ending}") for name in METHODS])
 
@@ -100,6 +138,43 @@ def test_weights_are_those_of_one_network(name: str, made: Made, tmp_path: Path)
     with torch.no_grad():
         expected = result.personal_model(3)(x)
         torch.testing.assert_close(network((x / 255 - mean) / std), expected, rtol=0, atol=1e-5)
+
+
+def test_a_state_dict_is_that_of_the_users_network(made: Made, tmp_path: Path) -> None:
+    run, result = made("fedper")
+    weights, readme = export(run, 3, "state_dict", tmp_path / "client.pt")
+    told, network = json.loads(readme.read_text()), toy.network()
+    network.load_state_dict(torch.load(weights, weights_only=True))
+    x, _ = toy.toy().test.client(3)
+    mean, std = told["normalisation"]["mean"][0], told["normalisation"]["std"][0]
+    with torch.no_grad():
+        torch.testing.assert_close(network((x / 255 - mean) / std), result.personal_model(3)(x), rtol=0, atol=1e-5)
+    mixture = export(made("fedem")[0], 3, "state_dict", tmp_path / "mixture.pt")[0]
+    assert "state.tuned.shares" in torch.load(mixture, weights_only=True)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:.torch.jit.load. is deprecated")
+@pytest.mark.parametrize("kind", ["regression", "tokens"])
+def test_other_tasks(kind: str, tmp_path: Path) -> None:
+    data, model = toy.of_task(kind)
+    network: nn.Module = nn.Sequential(*model.encoder.children(), model.head) if kind == "tokens" else toy.network()
+    if kind == "regression":
+        network[-1] = nn.Linear(8, 2)  # type: ignore[operator]
+    coterie.run(toy.method("fedper"), data, network.float(), rounds=1, backend=toy.IN_TURN, out=tmp_path / "run")
+    run = load_run(tmp_path / "run", network)
+    x = data.test.client(3)[0]
+    with torch.no_grad():
+        expected = run.personal_model(3)(x)
+    _, script = export(run, 3, "onnx", tmp_path / "a.onnx")
+    (traced,) = export(run, 3, "torchscript", tmp_path / "a.ts")
+    torch.testing.assert_close(torch.jit.load(traced)(x), expected, rtol=1e-5, atol=1e-5)
+    np.save(tmp_path / "x.npy", x.numpy())
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "x.npy")], capture_output=True, text=True, check=True
+    )
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    np.testing.assert_allclose(np.array(found), expected.numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_weights_of_a_mixture_are_what_it_needs(made: Made, tmp_path: Path) -> None:

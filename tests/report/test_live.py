@@ -80,7 +80,7 @@ def test_rounds_are_shown_as_they_end(tmp_path: Path) -> None:
         assert not re.search(r"(src|href)=.https?:", whole)
         assert "<svg" in whole
         assert get(page, "/etc/passwd")[0] == 404
-    for number, (record, lines, (state, rounds, clients, left, score, up, *_)) in enumerate(seen, 1):
+    for number, (record, lines, (state, rounds, _, score, clients, left, up, *_)) in enumerate(seen, 1):
         assert (state, rounds, clients, left) == ("running", f"{number} of 2", "4", "none")
         scores = record.scores["pre", "test"].value * 100
         assert score == f"{scores.mean():.1f} ({scores.min():.1f} to {scores.max():.1f})"
@@ -137,7 +137,7 @@ def test_stragglers_are_named(tmp_path: Path) -> None:
     with LivePage(0, [out]) as page:
         shown = progress(get(page, "/news")[2])["FedPAC"]
     assert shown[1] == "2 of 3"
-    assert shown[3] == "3 (3: 2, 4: 1)"
+    assert shown[5] == "3 (3: 2, 4: 1)"
 
 
 def test_a_folder_that_is_no_run_or_a_trap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

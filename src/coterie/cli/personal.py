@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from coterie.personal.use import Evaluation
     from coterie.runs.run import Run
 
-FORMS = ("onnx", "torch", "safetensors", "peft")
+FORMS = ("onnx", "torch", "torchscript", "safetensors", "state_dict", "peft")
 MOST_COLUMNS = 3  # metrics next to each other for every client
 MEASURED = {
     "pre": "in the last round",
@@ -32,7 +32,9 @@ def add_commands(command: MakeCommand, argv: list[str]) -> None:
     models = command("models", do_models, "list the personal models of a run")
     predict = command("predict", do_predict, "predict with a client's model: images, rows of a table, arrays")
     evaluate = command("evaluate", do_evaluate, "evaluate personal models on their own test samples, or on others")
-    export = command("export", do_export, "write a client's model as ONNX, torch program, safetensors or peft adapter")
+    export = command(
+        "export", do_export, "write a client's model as ONNX, torch program, TorchScript, weights or peft adapter"
+    )
     adapt = command("adapt", do_adapt, "make a personal model for a client that was not in training")
     for made in (models, predict, evaluate, export, adapt):
         made.add_argument("run", metavar="RUN", help="folder of a run")

@@ -1,4 +1,4 @@
-"""Export a personal model for use without Coterie: as ONNX, as a torch program, as weights, or as peft's adapter."""
+"""Export a personal model for use without Coterie: ONNX, a torch program, TorchScript, weights, or peft's adapter."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from coterie.core.packing import Inputs
 from coterie.core.version import VERSION
 from coterie.models.personal import MergedNetwork, OneNetwork, PersonalModel
 from coterie.models.samples import probe
+from coterie.personal.predict_script import ENDING, predict_script
 from coterie.runs.describe import described_task
 from coterie.runs.disk import whole
 from coterie.runs.folder import ODD
@@ -135,7 +136,45 @@ def write_onnx(model: PersonalModel, description: dict[str, Any], path: Path) ->
         )  # fmt: skip
     assert made is not None
     made.model.metadata_props["about"] = json.dumps(description)
-    return [write_file(path, made.model_proto.SerializeToString())]
+    script = path.with_name(f"{path.stem}{ENDING}")
+    if script.exists():
+        raise CoterieError(f"{script} exists already; name another file with --out, or remove it")
+    text = predict_script(path.stem)
+    return [write_file(path, made.model_proto.SerializeToString()), write_file(script, text.encode())]
+
+
+def write_torchscript(model: PersonalModel, description: dict[str, Any], path: Path) -> list[Path]:
+    """Write a TorchScript program, for C++ and other places that torch.export does not reach."""
+    x = probe(model.sample_shape, model.sample_dtype)
+    content = io.BytesIO()
+    with quiet(), torch.no_grad():
+        trace: Any = torch.jit.trace
+        traced = trace(exported(model, x).module(), (x,), check_trace=False)
+        for samples in (x[:1], torch.cat([x, x, x[:1]])):  # a trace may have kept the number of samples
+            if not torch.allclose(traced(samples), model(samples), rtol=1e-4, atol=1e-5):
+                raise CoterieError("TorchScript computes something else for this network; use --to torch or onnx")
+        torch.jit.save(traced, content, _extra_files={"about.json": json.dumps(description)})
+    return [write_file(path, content.getvalue())]
+
+
+def write_state_dict(model: PersonalModel, description: dict[str, Any], path: Path) -> list[Path]:
+    """Write the weights for `load_state_dict` of the user's own network, where the model is one network."""
+    one = isinstance(model, OneNetwork | MergedNetwork)
+    weights = model.network_state_dict() if one else model.weights()
+    content = io.BytesIO()
+    torch.save({name: t.detach().cpu().clone() for name, t in weights.items()}, content)
+    description["use"] = (
+        "weights under the names of the network: network.load_state_dict(torch.load(file)), of the prepared samples"
+        if one
+        else f"all tensors that a prediction of {description['method']} needs; use torch or onnx for the computation"
+    )
+    return [write_file(path, content.getvalue()), write_readme(path, description)]
+
+
+def write_readme(path: Path, description: dict[str, Any]) -> Path:
+    """Write the description next to weights, which cannot carry it."""
+    text = json.dumps(description, indent=2, ensure_ascii=False) + "\n"
+    return write_file(path.with_suffix(".README.json"), text.encode("utf-8", ODD))
 
 
 def write_safetensors(model: PersonalModel, description: dict[str, Any], path: Path) -> list[Path]:
@@ -147,11 +186,9 @@ def write_safetensors(model: PersonalModel, description: dict[str, Any], path: P
         if isinstance(model, MergedNetwork)
         else f"all tensors that a prediction of {description['method']} needs; use torch or onnx for the computation"
     )
-    readme = path.with_suffix(".README.json")
     weights = {name: t.detach().contiguous().clone() for name, t in model.weights().items()}
-    text = json.dumps(description, indent=2, ensure_ascii=False) + "\n"
     content = packed(weights, {"about": json.dumps(description)})
-    return [write_file(path, content), write_file(readme, text.encode("utf-8", ODD))]
+    return [write_file(path, content), write_readme(path, description)]
 
 
 def exported(model: nn.Module, x: Inputs) -> torch.export.ExportedProgram:
@@ -176,7 +213,9 @@ def write_peft(model: PersonalModel, description: dict[str, Any], path: Path) ->
 FORMS: dict[str, tuple[str, Callable[[PersonalModel, dict[str, Any], Path], list[Path]]]] = {
     "onnx": (".onnx", write_onnx),
     "torch": (".pt2", write_torch),
+    "torchscript": (".ts", write_torchscript),
     "safetensors": (".safetensors", write_safetensors),
+    "state_dict": (".pt", write_state_dict),
     "peft": ("", write_peft),
 }
 

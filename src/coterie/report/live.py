@@ -24,7 +24,7 @@ from coterie.runs.following import FollowedRun
 HOST = "127.0.0.1"
 PATIENCE = 2.0  # seconds that an open page has to fetch the last update
 PAUSE = 0.5  # seconds between two looks at the folders
-HEADER = ("run", "state", "round", "clients", "left out", "score", "MB up", "MB down", "s per round", "time left")
+HEADER = ("run", "state", "round", "time left", "score", "clients", "left out", "MB up", "MB down", "s per round")
 
 
 class LivePage:
@@ -151,7 +151,7 @@ def summary(runs: Sequence[FollowedRun]) -> str:
 def status_table(runs: Sequence[FollowedRun]) -> Markup:
     """One line for each run: how far it is, its clients, scores, traffic and the time that is left."""
     names = [name for _, name, _ in named(runs)]
-    made = table("Progress", HEADER, [status_row(run, name) for run, name in zip(runs, names, strict=True)], words=True)
+    made = table("Progress", HEADER, [status_row(run, name) for run, name in zip(runs, names, strict=True)])
     metric = runs[0].metric
     about = (
         f"Score: mean {metric.words} over clients, lowest to highest. Left out: clients without a usable answer in the "
@@ -170,12 +170,12 @@ def status_row(run: FollowedRun, name: str) -> list[str]:
         name,
         f"{state}{quiet}",
         f"{run.done} of {run.planned}",
+        "" if left is None else duration(left),
+        scores_text(run),
         f"{last.get('participants', 0):.0f}",
         f"{', '.join(run.left_out_now) or 'none'}{f' ({ever})' * bool(ever)}",
-        scores_text(run),
         *(f"{run.total(column) / 1e6:.1f}" for column in ("bytes_up", "bytes_down")),
         f"{sum(seconds) / len(seconds):.2f}" if seconds else "",
-        "" if left is None else duration(left),
     ]
 
 
