@@ -32,7 +32,7 @@ from coterie.runs.describe import portrait
 from coterie.runs.extending import ended_of
 from coterie.runs.folder import Folder
 from coterie.runs.model_files import ModelFiles, client_file, client_form
-from coterie.runs.tables import measures, read_evaluation
+from coterie.runs.tables import measures, read_confusion, read_evaluation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -160,7 +160,8 @@ class Result(TrainedFederation):
         counts, rule = data.train.class_counts(data.classes), data.partition and data.partition.name
         folder = Folder(path, dict(self.config), splits, newcomers)
         try:
-            folder.begin(counts, data.partition, portrait(data.name, rule, counts, data.class_names), self.history)
+            picture = portrait(data.name, rule, counts, data.class_names, data.client_names)
+            folder.begin(counts, data.partition, picture, self.history)
             folder.finish(self)
         except BaseException:
             folder.close()
@@ -226,6 +227,8 @@ def reloaded(path: Path, backend: Backend, privacy: Mapping[str, Any] | None, co
     if (path / "evaluation.csv").exists():
         confusion = read_object(run_files.read("result.json")).get("confusion")
         values = read_evaluation(run_files.read("evaluation.csv"), scales)
-        finals = FinalMetrics(scales, values, None if confusion is None else torch.tensor(confusion))
+        cells = read_confusion(run_files.read("confusion.csv")) if (path / "confusion.csv").exists() else None
+        tables = (None if table is None else torch.tensor(table) for table in (confusion, cells))
+        finals = FinalMetrics(scales, values, *tables)
     about: dict[str, Any] = {"privacy": privacy, "finals": finals, "config": config, "folder": path}
     return Result(method, model, data, server, states, history, **about)

@@ -23,6 +23,7 @@ class FinalMetrics(NamedTuple):
     metrics: tuple[MetricScale, ...]
     values: Mapping[str, Tensor]  # personal or global -> (m, M); NaN: undefined
     confusion: Tensor | None = None  # (K, K) of personal models over all clients: row = label, column = prediction
+    client_confusion: Tensor | None = None  # (N, 4) client, label, prediction and how many samples, at least 1
 
     def summary(self) -> dict[str, dict[str, dict[str, float | None]]]:
         """Model -> metric -> mean over clients, and mean of the worst tenth."""
@@ -40,6 +41,11 @@ class FinalMetrics(NamedTuple):
             for client, own in enumerate(values.tolist())
         ]
         return [header, *body]
+
+    def confusion_rows(self) -> list[list[Any]]:
+        """The content of confusion.csv; classes by their number."""
+        cells = [] if self.client_confusion is None else self.client_confusion.tolist()
+        return [["client", "label", "prediction", "samples"], *cells]
 
 
 def means(values: Tensor, metric: MetricScale) -> dict[str, float | None]:
@@ -65,6 +71,14 @@ def measure_every(backend: LocalBackend, server: Any) -> FinalMetrics | None:
     count = len(task.metrics)
     blank = torch.full((backend.num_clients, count), torch.nan, dtype=torch.float64)
     values = {model: blank.index_copy(0, tested, rows[:, :count]) for model, rows in found.items()}
-    detail = found[PERSONAL][:, count + 1 :].sum(0)
-    confusion = detail.view(task.classes, task.classes).long() if task.one_class and detail.numel() else None
-    return FinalMetrics(tuple(metric.scale for metric in task.metrics), values, confusion)
+    detail, scales = found[PERSONAL][:, count + 1 :], tuple(metric.scale for metric in task.metrics)
+    if not task.one_class or not detail.numel():
+        return FinalMetrics(scales, values)
+    confusion = detail.sum(0).view(task.classes, task.classes).long()
+    return FinalMetrics(scales, values, confusion, cells_of(detail.long(), tested, task.classes))
+
+
+def cells_of(counts: Tensor, clients: Tensor, classes: int) -> Tensor:
+    """(N, 4) client, label, prediction and samples, from counts (m, K * K); zeros are left out."""
+    row, cell = counts.nonzero(as_tuple=True)
+    return torch.stack([clients[row], cell // classes, cell % classes, counts[row, cell]], 1)

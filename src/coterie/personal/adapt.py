@@ -163,7 +163,8 @@ def leave(out: str | Path, config: Mapping[str, Any], counts: Tensor, result: Re
     splits = sorted({split for record in result.history for _, split in record.scores}) or ["test"]
     folder, data = Folder(out, dict(config), splits, newcomers=True), config["data"]
     try:
-        folder.begin(counts, None, portrait(data["name"], None, counts, data["class_names"]))
+        picture = portrait(data["name"], None, counts, data["class_names"], data["client_names"])
+        folder.begin(counts, None, picture)
         for record in result.history:
             folder.add(record)
         folder.finish(result)

@@ -105,12 +105,14 @@ def fingerprint(data: FederatedData) -> str:
     return checksum({f"{name}.{part}": getattr(split, part) for name, split in held.items() for part in "xy"}, sizes)
 
 
-def portrait(name: str, rule: str | None, counts: Tensor, names: Sequence[str]) -> str:
+def portrait(
+    name: str, rule: str | None, counts: Tensor, names: Sequence[str], client_names: Sequence[str] = ()
+) -> str:
     """An SVG of the class counts (m, K) of the clients; empty without classes."""
     if not counts.shape[1]:
         return ""
     title = f"{name}{f', {rule}' if rule else ''}: {len(counts)} clients, {int(counts.sum())} training samples"
-    return picture(title, counts.numpy(), tuple(names) or tuple(map(str, range(counts.shape[1]))))
+    return picture(title, counts.numpy(), tuple(names) or tuple(map(str, range(counts.shape[1]))), client_names)
 
 
 def number(value: float | None) -> float | None:

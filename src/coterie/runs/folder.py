@@ -185,6 +185,8 @@ class Folder:
             self._reports(result)
             if result.finals:
                 self._table("evaluation.csv", result.finals.rows())
+                if result.finals.client_confusion is not None:
+                    self._table("confusion.csv", result.finals.confusion_rows())
             text = json.dumps(summarise(result), indent=2) + "\n"
             tables = {name: table.checksum for name, table in self.tables.items()}
             self._write_checksums(self.sums | tables | {"result.json": Checksum.of(text.encode())}, last=True)

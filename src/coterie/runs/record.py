@@ -21,7 +21,8 @@ from coterie.runs.head_weights import HeadWeights, read_head_weights
 
 T = TypeVar("T")
 # What reports read.
-READ = ("config", "metrics_table", "client_table", "head_weights", "class_table", "picture", "result", "log")
+READ = ("config", "metrics_table", "client_table", "head_weights", "class_table", "picture", "result", "log",
+        "client_metrics", "client_confusion")  # fmt: skip
 
 
 class RunRecord:
@@ -75,6 +76,16 @@ class RunRecord:
     @cached_property
     def class_table(self) -> tables.ClassTable | None:
         return self._optional("classes.csv", tables.read_classes, always=self.section("data").get("classes") != 0)
+
+    @cached_property
+    def client_metrics(self) -> tables.ClientMetrics:
+        """Every metric of every client after the last round; empty if the run did not measure them."""
+        return self._optional("evaluation.csv", tables.read_client_metrics, always=False) or {}
+
+    @cached_property
+    def client_confusion(self) -> Sequence[tuple[int, int, int, int]]:
+        """Client, label, prediction and test samples, of personal models after the last round."""
+        return self._optional("confusion.csv", tables.read_confusion, always=False) or ()
 
     @cached_property
     def partition(self) -> Partition | None:

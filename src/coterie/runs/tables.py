@@ -24,6 +24,9 @@ COLUMNS = ["round", "participants", "left_out", "bytes_up", "bytes_down", *(f"se
 Measures = dict[str, float]  # column of metrics.csv -> value, if it has one
 
 
+ClientMetrics = Mapping[str, Mapping[int, Mapping[str, float]]]  # model -> client -> metric -> value, if defined
+
+
 class MetricsTable(NamedTuple):
     """metrics.csv."""
 
@@ -179,6 +182,23 @@ def read_evaluation(content: bytes, scales: Sequence[MetricScale]) -> dict[str, 
     for row in rows_of(content):
         found.setdefault(row["model"], []).append([float(row[scale.name] or "nan") for scale in scales])
     return {model: torch.tensor(values, dtype=torch.float64) for model, values in found.items()}
+
+
+def read_client_metrics(content: bytes) -> ClientMetrics:
+    """What evaluation.csv says, whatever its metrics are."""
+    found: dict[str, dict[int, dict[str, float]]] = {}
+    for row in rows_of(content):
+        model, client = row.pop("model"), int(row.pop("client"))
+        values = {name: value for name, text in row.items() if (value := finite(text)) is not None}
+        found.setdefault(model, {})[client] = values
+    return found
+
+
+def read_confusion(content: bytes) -> list[tuple[int, int, int, int]]:
+    """Client, label, prediction and samples."""
+    return [
+        (int(row["client"]), int(row["label"]), int(row["prediction"]), int(row["samples"])) for row in rows_of(content)
+    ]
 
 
 def read_classes(content: bytes) -> ClassTable:
