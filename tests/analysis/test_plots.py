@@ -13,7 +13,6 @@ import pytest
 from coterie.analysis import plots
 from coterie.analysis.plots import PlotLine
 from coterie.core.errors import CoterieError
-from coterie.methods import METHODS, VARIANTS
 
 
 def test_lines_are_means_and_bands_are_95_percent_intervals() -> None:
@@ -32,16 +31,6 @@ def test_lines_are_means_and_bands_are_95_percent_intervals() -> None:
     _, (plain,) = plots.new_figure(1, 1)
     plots.curves(plain, [PlotLine("A", [(1, [10, 14])], "fedpac")], bands=False)
     assert not plain.collections
-
-
-def test_a_method_looks_the_same_by_id_and_title_and_unlike_all_others() -> None:
-    for name, kind in METHODS.items():
-        assert plots.look(name) == plots.look(kind.title)
-    assert plots.look("fedavg-ft").color == plots.look("FedAvg-FT").color != plots.look("FedAvg").color
-    looks = [plots.look(name) for name in (*METHODS, *VARIANTS)]
-    assert len(set(looks)) == len(looks)
-    assert len({plots.look(name).color for name in plots.FIRST}) == len(plots.FIRST)
-    assert plots.look("a method of one's own") == plots.look("a method of one's own")
 
 
 @pytest.mark.parametrize("ending", ["pdf", "svg", "png"])

@@ -39,7 +39,7 @@ def test_a_curve_is_the_mean_over_seeds_of_the_rounds_that_all_have_with_a_band(
     (ax,) = draw(two_seeds(), "curves").axes
     (line,) = ax.lines
     assert np.allclose(line.get_xydata(), [[1, 60], [2, 70]])
-    assert line.get_color() == plots.look("fedper").color
+    assert line.get_color() == plots.line_styles(["fedper"])["fedper"].color
     half = stats.t.ppf(0.975, 1) * np.std([50, 70], ddof=1) / np.sqrt(2)
     (band,) = ax.collections
     at_first = [y for x, y in band.get_paths()[0].vertices if x == 1]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import time
+import xml.etree.ElementTree as ET
 from collections.abc import Iterator
+from csv import reader
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +37,17 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     with Browser(tmp_path_factory.mktemp("profile")) as opened:
         yield opened
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six methods with three seeds each, on clients with names."""
+    base = tmp_path_factory.mktemp("comparison")
+    data = replace(toy.toy(), client_names=("Basel", "Bern", "a hospital with a very long name", "Chur", "Genève"))
+    for name, seed in product(("local", "fedavg", "fedper", "fedrep", "ditto", "fedpac"), range(3)):
+        settings = {"rounds": 2, "local_epochs": 1, "seed": seed, "backend": toy.IN_TURN}
+        coterie.run(name, data, toy.network(seed=seed), out=base / f"{name}-{seed}", **settings)
+    return write_report([base], base / "report.html")
 
 
 @pytest.fixture
@@ -108,12 +123,15 @@ def test_values_are_told_at_the_pointer_and_by_arrow_keys(page: Browser) -> None
     assert page.run("tip.textContent").startswith("round 2\n")
     page.press("Escape")
     assert page.run("tip.hidden")
-    best = "document.querySelector('#clients svg').querySelector('rect:last-of-type')"
+    best = "document.querySelector('#summary svg rect[data-tip]')"
     page.run(f"{best}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
     page.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))")
-    x, y = page.run(f"(() => {{ const b = {best}.getBoundingClientRect(); return [b.x + 3, b.y + 3] }})()")
+    x, y = page.run(f"(() => {{ const b = {best}.getBoundingClientRect(); return [b.x + 1.5, b.y + 3] }})()")
     page.point(x, y)
     page.until("!tip.hidden")
+    assert "client " in page.run("tip.textContent")
+    page.run("document.querySelector('#summary svg').focus()")
+    page.press("Home")
     assert "client " in page.run("tip.textContent")
 
 
@@ -141,6 +159,80 @@ def test_nothing_is_wider_than_the_screen(page: Browser, report: Path, width: in
             "[...document.querySelectorAll('svg.chart text')].map((e) => e.getBoundingClientRect().height)"
         )
         assert min(sizes) > 9  # letters can be read
+
+
+@pytest.mark.parametrize(("width", "most"), [(1280, 5000), (375, 8000)])
+def test_a_comparison_of_six_methods_with_three_seeds_is_short(
+    browser: Browser, comparison: Path, width: int, most: int
+) -> None:
+    """One line with a band and one row for each of seven results: FedAvg reports FedAvg-FT too."""
+    browser.screen(width, 900)
+    browser.open(comparison.as_uri())
+    assert browser.run("document.documentElement.scrollHeight") < most
+    assert browser.run("document.documentElement.scrollWidth") == width
+    assert browser.run("document.querySelector('#rounds svg').querySelectorAll('.line').length") == 7
+    assert browser.run("document.querySelector('#rounds svg').querySelectorAll('.band').length") == 7
+    assert browser.run("[...document.querySelectorAll('#summary > .tabled tbody')].map((t) => t.rows.length)") == [7]
+    colors = browser.run(
+        "[...document.querySelectorAll('svg[data-lines]')].filter((s) => s.checkVisibility()).map((s) =>"
+        " [...s.parentElement.querySelectorAll('.legend li')].map((item) => [item.children[1].textContent,"
+        " getComputedStyle(item.querySelector('g')).color])).flat()"
+    )
+    assert len({name for name, _ in colors}) == len({(name, color) for name, color in colors}) == 7
+    browser.run("document.querySelectorAll('details').forEach((d) => (d.open = true))")
+    assert browser.run("document.documentElement.scrollWidth") == width
+    assert "a hospital with a very long name" in browser.run("document.querySelector('#clients').innerText")
+    assert browser.problems == []
+    assert browser.requests == [comparison.as_uri()]
+
+
+def saved(browser: Browser, folder: Path, press: str) -> str:
+    """The file that a click downloads."""
+    before = set(folder.iterdir())
+    browser.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+    browser.run(f"{press}.click()")
+    deadline = time.monotonic() + 20
+    while not (found := [p for p in set(folder.iterdir()) - before if p.suffix in (".csv", ".svg")]):
+        assert time.monotonic() < deadline, "nothing was downloaded"
+        time.sleep(0.05)
+    return found[0].read_bytes().decode()
+
+
+def test_tables_and_charts_are_downloaded(browser: Browser, comparison: Path, tmp_path: Path) -> None:
+    """Tables as CSV with intervals in columns of their own; charts as SVG in light colors, from a dark page."""
+    browser.screen(1280, 900, "dark")
+    browser.open(comparison.as_uri())
+    header, *rows = reader(saved(browser, tmp_path, "document.querySelector('#metrics .save')").splitlines())
+    assert header[:3] == ["method", "accuracy, %", "accuracy, % ±"]
+    assert [row[0] for row in rows] == ["Ditto", "FedAvg", "FedPAC", "FedPer", "FedRep", "Local"]
+    shown = browser.run("[...document.querySelector('#metrics tbody').rows].map((r) => r.cells[1].textContent)")
+    assert [f"{row[1]} ± {row[2]}" for row in rows] == shown
+    drawn = ET.fromstring(saved(browser, tmp_path, "document.querySelector('#rounds figure > .save')"))
+    assert drawn[0].text == "All runs: accuracy over rounds"
+    lines = [e for e in drawn.iter() if e.tag.endswith("path") and e.get("fill") == "none"]
+    assert {e.get("stroke") for e in lines} >= {"rgb(0, 114, 178)", "rgb(185, 67, 0)"}  # of FedPAC and FedAvg
+    assert all("var(" not in value for e in drawn.iter() for value in e.attrib.values())
+    assert browser.problems == []
+    assert browser.requests[:1] == [comparison.as_uri()]
+    assert all(url.startswith(("file:", "blob:")) for url in browser.requests)
+
+
+def test_the_confusion_matrix_of_a_client_can_be_chosen(browser: Browser, comparison: Path) -> None:
+    browser.screen(1280, 900)
+    browser.open(comparison.as_uri())
+    browser.run("document.querySelectorAll('details').forEach((d) => (d.open = true))")
+    script = "[...document.querySelectorAll('.confusion tbody td')].reduce((sum, cell) => sum + +cell.textContent, 0)"
+    assert browser.run(script) == 3 * sum(toy.TEST_SIZES)  # three seeds
+    choose = (
+        "(() => { const s = document.querySelector('.confusion select.%s'); s.selectedIndex = %d;"
+        " s.dispatchEvent(new Event('change')); return s.value; })()"
+    )
+    assert browser.run(choose % ("method", 2)) == "FedPAC"
+    assert browser.run(choose % ("client", 1)) == "Basel"
+    assert browser.run(script) == 3 * toy.TEST_SIZES[0]
+    caption = browser.run("document.querySelector('.confusion caption').textContent")
+    assert caption == "FedPAC, client Basel: samples by class and prediction"
+    assert browser.problems == []
 
 
 def test_dark_mode(page: Browser, report: Path) -> None:

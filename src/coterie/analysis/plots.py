@@ -5,27 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from coterie.analysis.looks import COLORS, looks
 from coterie.analysis.significance import Spread
 from coterie.core.errors import CoterieError
 from coterie.core.metric_scale import ACCURACY_SCALE, MetricScale
-from coterie.core.names import spelling
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colors, which color-blind readers tell apart; gray instead of yellow, which is faint on white.
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
 DASHES = ("-", "--", ":", "-.", (0, (6, 2, 1, 2, 1, 2)), (0, (1, 3)), (0, (8, 2)))
 MARKERS = "osD^vP*X"
-FIRST = ("fedpac", "fedavg", "fedrep", "ditto", "fedper", "local", "scaffold", "fedavg-ft")  # one color each
 STYLE: dict[Any, Any] = {
     "axes.grid": True,
     "axes.spines.top": False,
@@ -50,7 +46,9 @@ class PlotLine(NamedTuple):
     method: str  # decides color, dashes and marker
 
 
-class Look(NamedTuple):
+class LineStyle(NamedTuple):
+    """A look in matplotlib's terms."""
+
     color: str
     dashes: Any
     marker: str
@@ -81,12 +79,18 @@ def styled(font: float | None = None) -> Iterator[None]:
         FONT.reset(token)
 
 
-def curves(ax: Axes, series: Sequence[PlotLine], bands: bool = True) -> None:
-    """Mean over seeds, and with `bands` their 95 % interval where there are several."""
+def curves(
+    ax: Axes, series: Sequence[PlotLine], bands: bool = True, styles: Mapping[str, LineStyle] | None = None
+) -> None:
+    """Mean over seeds, and with `bands` their 95 % interval where there are several.
+
+    styles: of the methods; default: as these lines have them without others.
+    """
+    styles = styles or line_styles([line.method for line in series])
     for name, points, method in series:
         x = np.array([at for at, _ in points])
         means = np.array([np.mean(values) for _, values in points])
-        color, dashes, marker = look(method)
+        color, dashes, marker = styles[method]
         every = max(len(x) // 8, 1)
         ax.plot(x, means, color=color, linestyle=dashes, marker=marker, markevery=every, markersize=3.5, label=name)
         halves = np.array([Spread.of(values).half or 0.0 for _, values in points])
@@ -139,27 +143,13 @@ def heat_map(ax: Axes, matrix: ArrayLike, labels: Sequence[str]) -> None:
     ax.figure.colorbar(image, ax=ax, shrink=0.8)
 
 
-def look(method_name: str) -> Look:
-    """How a method is drawn in all figures, given by its id or title. Color, dashes and marker together identify it."""
-    known, name = order(), spelling(method_name)
-    number = known.get(name, len(known) + sum(map(ord, name)))
-    return Look(
-        PALETTE[number % len(PALETTE)],
-        DASHES[number // len(PALETTE) % len(DASHES)],
-        MARKERS[(number + number // len(PALETTE)) % len(MARKERS)],
-    )
-
-
-@cache
-def order() -> dict[str, int]:
-    """Names of methods -> their numbers; id and title have the same one."""
-    from coterie.methods import METHODS, VARIANTS
-
-    titles = {name: kind.title for name, kind in METHODS.items()} | {name: v[2] for name, v in VARIANTS.items()}
-    numbers: dict[str, int] = {}
-    for number, name in enumerate(dict.fromkeys((*FIRST, *titles))):
-        numbers |= {spelling(name): number, spelling(titles[name]): number}
-    return numbers
+def line_styles(labels: Sequence[str]) -> dict[str, LineStyle]:
+    """How the methods of a figure are drawn; `coterie report` draws them alike."""
+    found = looks(list(dict.fromkeys(labels)))
+    return {
+        label: LineStyle(COLORS[own.color].light, DASHES[own.dashes], MARKERS[own.marker])
+        for label, own in found.items()
+    }
 
 
 def save(figure: Figure, path: Path, title: str, provenance: str, format: str | None = None) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 from coterie.cli.downloads import add_download_actions
 from coterie.cli.flags import MakeCommand, add_flags, asked_for, given
 
+DRAWN = "fedreg"  # the method of `coterie pictures`, if none is named
+
 
 def add_commands(command: MakeCommand, argv: list[str]) -> None:
     data = command(
@@ -33,14 +35,16 @@ def add_commands(command: MakeCommand, argv: list[str]) -> None:
         add_flags(privacy, "protection", Protection)
         add_flags(privacy, "encryption", Encryption)
         add_method_flags(privacy, argv[1:])
-    pictures = command("pictures", do_pictures, "draw a partition, FedReG's rebalancing of it, and augmented samples")
+    pictures = command("pictures", do_pictures, "draw a partition, and how a method changes its classes and images")
     pictures.add_argument("--out", metavar="FOLDER", required=True, help="folder for the pictures")
-    pictures.add_argument("--threshold", default="average", help="average, median, max or second-smallest")
+    pictures.add_argument("method", metavar="METHOD", nargs="?", help=f"the method; default: {DRAWN}")
     if asked_for(argv, "pictures"):
         from coterie.api import DataSettings
         from coterie.api.protocols import presets
+        from coterie.cli.train import add_method_flags
 
         add_flags(pictures, "data", DataSettings, presets=presets(DataSettings.dataset))
+        add_method_flags(pictures, [*argv[1:], DRAWN])
 
 
 def add_data_actions(parser: argparse.ArgumentParser, argv: list[str]) -> None:
@@ -127,15 +131,17 @@ def do_export(chosen: argparse.Namespace) -> None:
 
 
 def do_pictures(chosen: argparse.Namespace) -> None:
-    from coterie.api import DataSettings, load_clients, portrait
-    from coterie.report.rebalancing import augmented_samples, class_pictures
+    from coterie.api import DataSettings, load_clients, make_method, portrait
+    from coterie.report.data_pictures import augmented_samples, class_pictures
 
+    method = make_method(getattr(chosen, "method", DRAWN))
+    method = dataclasses.replace(method, **given(chosen, type(method)))
     data = load_clients(**given(chosen, DataSettings))
     counts, rule = data.train.class_counts(data.classes), data.partition and data.partition.name
-    shares = portrait(data.name, rule, counts, data.class_names)
-    drawn: dict[str, str | bytes] = {"partition.svg": shares, **class_pictures(data, chosen.threshold)}
-    if data.train.x.ndim == 4:
-        drawn["augmented.png"] = augmented_samples(data)
+    shares = portrait(data.name, rule, counts, data.class_names, data.client_names)
+    drawn: dict[str, str | bytes] = {"partition.svg": shares, **class_pictures(data, method)}
+    if data.train.x.ndim == 4 and (samples := augmented_samples(data, method)):
+        drawn["augmented.png"] = samples
     out = Path(chosen.out)
     out.mkdir(parents=True, exist_ok=True)
     for name, content in drawn.items():

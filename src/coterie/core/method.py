@@ -152,5 +152,15 @@ class Method(Explicit, ABC, Generic[Server, State, Down, Up]):
         """Tensors to record every round, in addition to accuracies."""
         return {}
 
+    # For pictures, of methods that change what clients train on.
+
+    def training_classes(self, class_counts: Tensor) -> Tensor | None:
+        """(m, K) samples of each class that clients train on, from their own; None if these are the same."""
+        return None
+
+    def augmentations(self, x: Tensor, key: Tensor) -> dict[str, Tensor]:
+        """Name -> images x (B, C, H, W) as the method can vary them; empty if it does not."""
+        return {}
+
 
 AnyMethod = Method[Any, Any, Any, Any]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -10,15 +11,17 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from coterie.analysis.looks import Look, looks
 from coterie.core.errors import CoterieError
 from coterie.papers.panels import ACCURACY, CurvePanel, HeatPanel, Panels, panels, provenance
 from coterie.papers.publication import available, publish
 from coterie.papers.recipes import Recipe
 from coterie.papers.results import Found
-from coterie.report import charts
-from coterie.report.charts import LEVELS, Series
+from coterie.report import charts, heat_maps
+from coterie.report.charts import Series
+from coterie.report.heat_maps import LEVELS
 from coterie.report.markup import Markup, tag
-from coterie.report.page import asset
+from coterie.report.page import chart_style
 from coterie.runs.disk import whole
 
 MARGIN, GAP, LINE = 20, 18, 20
@@ -41,7 +44,7 @@ class Sheet(NamedTuple):
     columns: int
     wide: float  # width of a panel
     high: float
-    key: list[tuple[int, str]]  # legend: style and name
+    key: list[tuple[Look, str]]  # legend
 
 
 def write_figures(recipe: Recipe, found: Found, folder: Path, rounds: int | None = None) -> list[Path]:
@@ -71,17 +74,25 @@ def figure(recipe: Recipe, found: Found) -> str | None:
 
 def sheet(recipe: Recipe, found: Found, made: Panels) -> Sheet:
     run = {name for (name, _), by_seed in found.items() if by_seed}
-    looks = {row.name: look for look, row in enumerate(recipe.rows)}
-    key = [(look, name) for name, look in looks.items() if name in run]
-    parts = [curve_panel(recipe, p, looks) if isinstance(p, CurvePanel) else heat_panel(p) for p in made.shown]
+    styles = row_looks(recipe)
+    key = [(look, name) for name, look in styles.items() if name in run]
+    parts = [curve_panel(recipe, p, styles) if isinstance(p, CurvePanel) else heat_panel(p) for p in made.shown]
     if isinstance(made.shown[0], HeatPanel):
         return Sheet(parts, made.columns, 300, 312, [])
     return Sheet(parts, made.columns, charts.WIDTH, charts.HEIGHT, key)
 
 
-def curve_panel(recipe: Recipe, panel: CurvePanel, looks: dict[str, int]) -> Panel:
+def row_looks(recipe: Recipe) -> dict[str, Look]:
+    """The look of each row: that of its method, or of its name where several rows train one method."""
+    counts = Counter(row.method for row in recipe.rows)
+    labels = {row.name: row.method if counts[row.method] == 1 else row.name for row in recipe.rows}
+    found = looks(list(labels.values()))
+    return {name: found[label] for name, label in labels.items()}
+
+
+def curve_panel(recipe: Recipe, panel: CurvePanel, styles: dict[str, Look]) -> Panel:
     shown = [
-        Series(c.name, [(x, sum(values) / len(values)) for x, values in c.points], looks[c.name]) for c in panel.curves
+        Series(c.name, [(x, sum(values) / len(values)) for x, values in c.points], styles[c.name]) for c in panel.curves
     ]
     percent = panel.y_name == ACCURACY
     ends = (f"{s.points[-1][1]:.1f} percent" if percent else f"{s.points[-1][1]:.2f}" for s in shown)
@@ -92,8 +103,8 @@ def curve_panel(recipe: Recipe, panel: CurvePanel, looks: dict[str, int]) -> Pan
 
 
 def heat_panel(panel: HeatPanel) -> Panel:
-    shades = charts.shades(np.asarray(panel.matrix, np.float64)).tolist()
-    return Panel(panel.name, partial(charts.heat_map, panel.name, MADE_OF, shades, panel.labels), MADE_OF)
+    shades = heat_maps.shades(np.asarray(panel.matrix, np.float64)).tolist()
+    return Panel(panel.name, partial(heat_maps.heat_map, panel.name, MADE_OF, shades, panel.labels), MADE_OF)
 
 
 def drawn(recipe: Recipe, sheet: Sheet, origin: str) -> str:
@@ -117,7 +128,7 @@ def drawn(recipe: Recipe, sheet: Sheet, origin: str) -> str:
         parts.append(charts.text(MARGIN, top, line, "start", "axis"))
     size = {"width": wide + 2 * MARGIN, "height": top + MARGIN}
     ground = tag("rect", **size, rx=8, style="fill: var(--card)")
-    style = tag("style", Markup(asset("charts.css")))
+    style = tag("style", Markup(chart_style()))
     about = " ".join(f"{p.name}: {p.about}." if p.name else f"{p.about}." for p in sheet.panels)
     whole_svg = charts.svg(
         title, about, size["width"], size["height"], style, ground, *parts, **size, xmlns="http://www.w3.org/2000/svg"
@@ -125,7 +136,7 @@ def drawn(recipe: Recipe, sheet: Sheet, origin: str) -> str:
     return f"{whole_svg}\n"
 
 
-def legend(key: Sequence[tuple[int, str]], wide: float, top: float) -> tuple[list[Markup], float]:
+def legend(key: Sequence[tuple[Look, str]], wide: float, top: float) -> tuple[list[Markup], float]:
     """The legend, as many entries per line as fit, and the y coordinate of its end."""
     parts, left, top = list[Markup](), float(MARGIN), top + LINE
     for look, name in key:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from coterie.core.metric_scale import ACCURACY_SCALE, MetricScale
 from coterie.report.charts import Series, sample
 from coterie.report.markup import Markup, join, tag
 
@@ -17,6 +16,11 @@ def section(name: str, title: str, *content: str) -> Markup:
 
 def figure(caption: str, *content: str, class_: str | None = None) -> Markup:
     return tag("figure", *content, tag("figcaption", caption), class_=class_)
+
+
+def chart_figure(name: str, drawn: Markup, key: Markup, caption: str, *more: str) -> Markup:
+    """A chart with a heading, its legend and a caption."""
+    return tag("figure", tag("h3", name), drawn, key, tag("figcaption", caption), *more)
 
 
 def grid(figures: Sequence[Markup]) -> Markup:
@@ -38,12 +42,10 @@ def folded(summary: str, *content: str) -> Markup:
     return tag("details", tag("summary", summary), *content)
 
 
-def legend(series: Sequence[Series], metric: MetricScale = ACCURACY_SCALE) -> Markup:
-    """The look and last value of each line, with the digits of a metric."""
-    items = [
-        tag("li", sample(s.look), tag("span", s.name), tag("span", metric.written(s.points[-1][1], 1), class_="last"))
-        for s in series
-    ]
+def legend(series: Sequence[Series], written: Callable[[float], str] | None = None) -> Markup:
+    """The look of each line, and its last value as it is written."""
+    ends = [[tag("span", written(s.points[-1][1]), class_="last")] if written else [] for s in series]
+    items = [tag("li", sample(s.look), tag("span", s.name), *end) for s, end in zip(series, ends, strict=True)]
     return tag("ul", *items, class_="legend")
 
 

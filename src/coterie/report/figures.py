@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from coterie.analysis import plots
+from coterie.analysis.looks import COLORS
 from coterie.analysis.plots import PlotLine
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.metric_scale import MetricScale
 from coterie.core.version import VERSION
 from coterie.federation.history import clients_text
-from coterie.report.naming import Reported, comparable, dataset, entries
+from coterie.report.naming import comparable, dataset
 from coterie.report.sections.costs import summed
+from coterie.report.seeds import OverSeeds, SeedGroup, grouped
 from coterie.runs.disk import whole
 from coterie.runs.finding import open_runs
 from coterie.runs.run import Run
@@ -62,26 +64,23 @@ def draw(runs: Sequence[Run], kind: str, size: str = "acm") -> Figure:
         return KINDS[kind](runs, SIZES[size])
 
 
-def by_label(runs: Sequence[Run]) -> dict[str, list[Reported]]:
+def comparable_groups(runs: Sequence[Run]) -> list[SeedGroup]:
     """What runs report, with the seeds of a method together. Runs on unlike data are refused."""
     if len({comparable(run) for run in runs}) > 1:
         names = ", ".join(dict.fromkeys(f"{dataset(run)[0]} by {run.metric.words}" for run in runs))
         raise CoterieError(f"these runs have different data, partitions or metrics ({names}); draw each alone")
-    groups: dict[str, list[Reported]] = {}
-    for entry in entries(runs):
-        groups.setdefault(entry.label, []).append(entry)
+    groups = grouped(runs)
     if not groups:
         raise CoterieError("these runs have not measured anything yet")
     return groups
 
 
-def measured_by_all(label: str, group: Sequence[Reported]) -> list[tuple[int, list[float]]]:
+def measured_by_all(group: SeedGroup) -> OverSeeds:
     """(round, score of each seed) for the rounds that all seeds of a method measured."""
-    curves = [dict(e.run.curve(e.point)) for e in group]
-    common = sorted(set.intersection(*(set(curve) for curve in curves)))
-    if not common:
-        raise CoterieError(f"{label}: its seeds have no measured round in common")
-    return [(int(number), [curve[number] for curve in curves]) for number in common]
+    points = group.curve()
+    if not points:
+        raise CoterieError(f"{group.label}: its seeds have no measured round in common")
+    return points
 
 
 def one_panel(size: FigureSize, names: Sequence[str]) -> tuple[Figure, Axes, int]:
@@ -102,71 +101,64 @@ def finished(figure: Figure, ax: Axes, columns: int, metric: MetricScale) -> Fig
 
 
 def curves(runs: Sequence[Run], size: FigureSize) -> Figure:
-    groups = by_label(runs)
-    figure, ax, columns = one_panel(size, list(groups))
-    plots.curves(ax, [PlotLine(label, measured_by_all(label, group), label) for label, group in groups.items()])
+    groups = comparable_groups(runs)
+    figure, ax, columns = one_panel(size, [group.label for group in groups])
+    plots.curves(ax, [PlotLine(group.label, measured_by_all(group), group.label) for group in groups])
     ax.set(xlabel="round", ylabel=f"test {runs[0].metric.heading}")
     return finished(figure, ax, columns, runs[0].metric)
 
 
 def communication(runs: Sequence[Run], size: FigureSize) -> Figure:
     """Scores over megabytes; a method that sends nothing is a level line at its last score."""
-    groups = by_label(runs)
-    silent = {label: f"{label} (sends nothing)" for label, group in groups.items() if not traffic(group)}
-    figure, ax, columns = one_panel(size, [silent.get(label, label) for label in groups])
-    for label, group in groups.items():
-        sent = [dict(summed(e.run, "bytes_")) for e in group]
-        points = [(float(np.mean([s[n] for s in sent])), values) for n, values in measured_by_all(label, group)]
+    groups = comparable_groups(runs)
+    styles = plots.line_styles([group.label for group in groups])
+    silent = {g.label: f"{g.label} (sends nothing)" for g in groups if not any(r.total("bytes_") for r in g.runs)}
+    figure, ax, columns = one_panel(size, [silent.get(group.label, group.label) for group in groups])
+    for group in groups:
+        label = group.label
+        sent = [dict(summed(run, "bytes_")) for run in group.runs]
+        points = [(float(np.mean([s[n] for s in sent])), values) for n, values in measured_by_all(group)]
         if label in silent:
-            color, dashes, _ = plots.look(label)
+            color, dashes, _ = styles[label]
             ax.axhline(float(np.mean(points[-1][1])), color=color, linestyle=dashes, label=silent[label])
         else:
-            plots.curves(ax, [PlotLine(label, points, label)])
+            plots.curves(ax, [PlotLine(label, points, label)], styles=styles)
     ax.set(xlabel="MB sent, up and down", ylabel=f"test {runs[0].metric.heading}")
     return finished(figure, ax, columns, runs[0].metric)
 
 
-def traffic(group: Sequence[Reported]) -> float:
-    return sum(entry.run.total("bytes_") for entry in group)
-
-
 def clients(runs: Sequence[Run], size: FigureSize) -> Figure:
     """One row per method: a stroke for each client, averaged over the seeds that have it, and a diamond at the mean."""
-    groups, metric = by_label(runs), runs[0].metric
+    groups, metric = comparable_groups(runs), runs[0].metric
+    styles = plots.line_styles([group.label for group in groups])
     figure, (ax,) = plots.new_figure(1, 1, size.width, 0.7 + 0.3 * len(groups))
-    for row, (label, group) in enumerate(groups.items()):
-        seeds: dict[tuple[tuple[str, str], int], list[float]] = {}
-        for entry in group:
-            for score in entry.run.scores.get(entry.point, ()):
-                seeds.setdefault((dataset(entry.run), score.client), []).append(metric.factor * score.value)
+    for row, group in enumerate(groups):
+        seeds = group.client_scores()
         if not seeds:
-            raise CoterieError(f"{label}: its runs have no scores of single clients")
+            raise CoterieError(f"{group.label}: its runs have no scores of single clients")
         means = [float(np.mean(values)) for values in seeds.values()]
-        ax.plot(means, [row] * len(means), "|", color=plots.look(label).color, markersize=10, alpha=0.6)
+        ax.plot(means, [row] * len(means), "|", color=styles[group.label].color, markersize=10, alpha=0.6)
         ax.plot([float(np.mean(means))], [row], "D", color="black", markersize=4)
     ax.set(xlabel=f"test {metric.heading}", ylim=(len(groups) - 0.5, -0.5))
-    ax.set_yticks(range(len(groups)), list(groups))
+    ax.set_yticks(range(len(groups)), [group.label for group in groups])
     ax.grid(False, axis="y")
     return figure
 
 
 def fairness(runs: Sequence[Run], size: FigureSize) -> Figure:
     """Scores of clients from worst to best; the band is over seeds."""
-    groups, metric = by_label(runs), runs[0].metric
+    groups, metric = comparable_groups(runs), runs[0].metric
     lines = []
-    for label, group in groups.items():
-        ranked = [metric.from_worst(s.value for s in e.run.scores.get(e.point, ())) for e in group]
-        counts = {len(scores) for scores in ranked}
-        if len(counts) > 1 or 0 in counts:
-            found = ", ".join(clients_text(count) for count in sorted(counts))
+    for group in groups:
+        points = group.ranked()
+        if not points:
+            counts = sorted({len(run.scores.get(group.point, ())) for run in group.runs})
+            found = ", ".join(clients_text(count) for count in counts)
             raise CoterieError(
-                f"{label}: fairness needs scores of the same number of clients in all seeds, got {found}"
+                f"{group.label}: fairness needs scores of the same number of clients in all seeds, got {found}"
             )
-        number = counts.pop()
-        places = zip(*ranked, strict=True)
-        points = [(100 * (i + 1) / number, [metric.factor * v for v in seeds]) for i, seeds in enumerate(places)]
-        lines.append(PlotLine(label, points, label))
-    figure, ax, columns = one_panel(size, list(groups))
+        lines.append(PlotLine(group.label, points, group.label))
+    figure, ax, columns = one_panel(size, [group.label for group in groups])
     plots.curves(ax, lines)
     ax.set(xlabel="clients from worst to best, %", ylabel=f"test {metric.heading}")
     return finished(figure, ax, columns, runs[0].metric)
@@ -183,14 +175,14 @@ def panels(size: FigureSize, count: int) -> tuple[Figure, list[Axes]]:
 
 def heads(runs: Sequence[Run], size: FigureSize) -> Figure:
     """The head weights of the last round, for the first seed of each method that reports them."""
-    first = {label: group[0].run for label, group in by_label(runs).items() if group[0].run.head_weights}
+    first = {group.label: group.run for group in comparable_groups(runs) if group.run.head_weights}
     if not first:
         raise CoterieError("these runs have no head weights; methods such as fedpac report them")
     figure, axes = panels(size, len(first))
     for ax, (label, run) in zip(axes, first.items(), strict=False):
         final = run.head_weights[-1]
         few = len(final.clients) <= MOST_LABELS // min(2, len(first))
-        plots.heat_map(ax, final.matrix, [str(client) for client in final.clients] if few else [])
+        plots.heat_map(ax, final.matrix, [run.client_name(client) for client in final.clients] if few else [])
         ax.set(title=f"{label}, round {final.round}, seed {run.seed}", xlabel="head of client", ylabel="used by client")
     return figure
 
@@ -206,7 +198,7 @@ def partition(runs: Sequence[Run], size: FigureSize) -> Figure:
         across, up = np.nonzero(counts)
         cell = 72 * size.width / min(2, len(found)) / (max(counts.shape) + 3)  # points
         area = counts[across, up] / counts.max() * min(cell, 14.0) ** 2
-        ax.scatter(across, up, s=area, color=plots.PALETTE[0], linewidths=0)
+        ax.scatter(across, up, s=area, color=COLORS[0].light, linewidths=0)
         ax.set_yticks(range(counts.shape[1]), [str(name) for name in run.class_table.names])
         ax.set(title=f"{name}, {clients_text(len(counts))}", xlabel="client", ylabel="class")
     return figure

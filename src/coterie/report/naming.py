@@ -23,7 +23,6 @@ class Reported(NamedTuple):
     label: str  # the same for runs that differ only in their seed
     name: str  # unique
     point: str
-    look: int  # in charts
 
 
 def entries(runs: Sequence[Run]) -> list[Reported]:
@@ -35,8 +34,8 @@ def entries(runs: Sequence[Run]) -> list[Reported]:
     ]
     labels = Counter(label for _, label, _ in found)
     return [
-        Reported(run, label, label if labels[label] == 1 else f"{label}, seed {run.seed}", point, look)
-        for look, (run, label, point) in enumerate(found)
+        Reported(run, label, label if labels[label] == 1 else f"{label}, seed {run.seed}", point)
+        for run, label, point in found
     ]
 
 
@@ -122,11 +121,10 @@ def flat(parts: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 class Named(NamedTuple):
-    """A run with its name and look in charts."""
+    """A run with its name."""
 
     run: Run
     name: str  # unique
-    look: int
 
 
 def named(runs: Sequence[Run]) -> list[Named]:
@@ -136,5 +134,4 @@ def named(runs: Sequence[Run]) -> list[Named]:
     names = [entry.name if entry else run.title for run, entry in found]
     if len(set(names)) < len(names):
         names = [f"{run.title} ({run.path.name})" for run in runs]
-    looks = [entry.look if entry else i for i, (_, entry) in enumerate(found)]
-    return [Named(*row) for row in zip(runs, names, looks, strict=True)]
+    return [Named(*row) for row in zip(runs, names, strict=True)]

@@ -11,11 +11,12 @@ from importlib.resources import files
 from pathlib import Path
 
 from coterie.core.errors import CoterieError
+from coterie.report import charts
 from coterie.report.elements import listed
 from coterie.report.markup import Markup, join, tag
 from coterie.report.naming import dataset, entries
 from coterie.report.sections.clients import clients
-from coterie.report.sections.costs import communication, times
+from coterie.report.sections.costs import costs
 from coterie.report.sections.data import data
 from coterie.report.sections.heads import head_weights
 from coterie.report.sections.metrics import metrics
@@ -33,8 +34,7 @@ PARTS = {
     "metrics": (metrics, "Metrics"),
     "heads": (head_weights, "Head weights"),
     "data": (data, "Data"),
-    "traffic": (communication, "Communication"),
-    "time": (times, "Time"),
+    "costs": (costs, "Communication and time"),
     "settings": (configuration, "What was run"),
 }
 
@@ -66,14 +66,16 @@ def report(runs: Sequence[Run]) -> str:
     title = heading(runs)
     top = tag("header", tag("h1", title), tag("p", facts(runs), class_="facts"), tag("nav", *links, aria_label="Parts"))
     foot = tag("footer", tag("p", "Made by Coterie from run folders. Scores are on test samples."))
-    return document(title, join(top, tag("main", *made.values()), foot))
+    skip = tag("a", "Skip to the report", href="#main", class_="skip")
+    return document(title, join(skip, top, tag("main", *made.values(), id="main"), foot))
 
 
 def heading(runs: Sequence[Run]) -> str:
     """For example: FedPAC and Ditto on cifar10."""
     names = list(dict.fromkeys(e.label for e in entries(runs))) or [run.title for run in runs]
     datasets = list(dict.fromkeys(dataset(run)[0] for run in runs))
-    return f"{listed(names) if len(names) <= 5 else f'{len(runs)} runs'} on {listed(datasets)}"
+    many = f"{len(names)} methods" if len(names) < len(runs) else f"{len(runs)} runs"
+    return f"{listed(names) if len(names) <= 5 else many} on {listed(datasets)}"
 
 
 def facts(runs: Sequence[Run]) -> str:
@@ -94,7 +96,7 @@ def facts(runs: Sequence[Run]) -> str:
 
 def document(title: str, body: Markup, live: bool = False) -> str:
     """The whole page. live: it may request updates from its own server."""
-    style, script = Markup(asset("charts.css") + asset("report.css")), Markup(asset("report.js"))
+    style, script = Markup(chart_style() + asset("report.css")), Markup(asset("report.js"))
     policy = (
         f"default-src 'none'; style-src '{fingerprint(style)}'; script-src '{fingerprint(script)}'; img-src data:; "
         f"base-uri 'none'; form-action 'none'{'; connect-src ' + chr(39) + 'self' + chr(39) if live else ''}"
@@ -111,6 +113,11 @@ def document(title: str, body: Markup, live: bool = False) -> str:
     tooltip = tag("div", id="tip", role="status", hidden=True)
     page = tag("html", tag("head", *head), tag("body", body, tooltip, tag("script", script)), lang="en")
     return f"<!doctype html>\n{page}\n"
+
+
+def chart_style() -> str:
+    """The style sheet of charts."""
+    return charts.style(asset("charts.css"))
 
 
 def asset(name: str) -> str:

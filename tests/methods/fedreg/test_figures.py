@@ -13,8 +13,10 @@ from PIL import Image
 
 import coterie
 from coterie.cli import main
+from coterie.methods.fedavg import FedAvg
+from coterie.methods.fedreg import FedReG
+from coterie.report.data_pictures import augmented_samples, class_pictures
 from coterie.report.png import png, sheet
-from coterie.report.rebalancing import augmented_samples, class_pictures
 from tests import toy
 
 
@@ -36,18 +38,25 @@ def test_a_sheet_has_every_image_in_its_place() -> None:
 
 def test_classes_after_rebalancing_are_equal() -> None:
     """Sizes 13, 20, 1, 31, 8: 14 on average, so client 0 with two classes gets seven of each."""
-    after = class_pictures(toy.toy())["classes-after.svg"]
+    after = class_pictures(toy.toy(), FedReG())["classes-after.svg"]
     told = re.findall(r"<title>client 0, (\d): (\d+)</title>", after)
     assert told == [("0", "7"), ("1", "7")]
 
 
 def test_samples_are_shown_as_they_are_and_varied() -> None:
     data = coterie.load_clients(num_clients=5, local_size=20, test_size=20)
-    picture = np.asarray(Image.open(io.BytesIO(augmented_samples(data, count=4))))
+    picture = np.asarray(Image.open(io.BytesIO(augmented_samples(data, FedReG(), count=4) or b"")))
     assert picture.shape == (3 * 30 * 3, 4 * 30 * 3)
     first, second, third = np.split(picture, 3)
     assert not np.array_equal(first, second)
     assert not np.array_equal(first, third)
+
+
+def test_other_methods_leave_the_data_as_they_are() -> None:
+    data = coterie.load_clients(num_clients=5, local_size=20, test_size=20)
+    assert class_pictures(data, FedAvg()) == {}
+    assert augmented_samples(data, FedAvg()) is None
+    assert class_pictures(data, FedReG(rebalance=False)) == {}
 
 
 def test_the_command(tmp_path: Path) -> None:

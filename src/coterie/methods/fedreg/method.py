@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, uint8
 
 from coterie.core import random, tree
 from coterie.core.batch import Batch, Data, Epoch
@@ -25,7 +25,16 @@ from coterie.core.ranges import Counted, Samples
 from coterie.core.steps import fold
 from coterie.core.tree import Tree
 from coterie.methods.fedreg.augment import AUGMENTATIONS
-from coterie.methods.fedreg.rebalance import THRESHOLDS, Rebalanced, effective, rebalance, rebalanced_data, threshold
+from coterie.methods.fedreg.rebalance import (
+    THRESHOLDS,
+    Rebalanced,
+    effective,
+    histograms,
+    rebalance,
+    rebalanced_data,
+    threshold,
+    varied,
+)
 
 ORDERS = ("interleaved", "block")
 HEAD_WEIGHTS = ("effective", "samples")
@@ -194,3 +203,10 @@ class FedReG(Method[Server, State, Down, Up]):
 
     def server_predict(self, model: Model, server: Server, x: Tensor) -> Tensor:
         return model(Weights(server.encoder, server.head), x)
+
+    def training_classes(self, class_counts: Tensor) -> Tensor | None:
+        return histograms(class_counts, self.threshold).after if self.rebalance else None
+
+    def augmentations(self, x: Tensor, key: Tensor) -> dict[str, Tensor]:
+        kinds = [kind for kind in AUGMENTATIONS if kind != "none" and (kind != "auto" or x.dtype == uint8)]
+        return {kind: varied(x, key, kind, self.flip) for kind in kinds}

@@ -12,27 +12,31 @@ from coterie.core.metric_scale import MetricScale
 from coterie.federation.history import POINTS, clients_text, worst_tenth, worst_tenth_text
 from coterie.report import charts
 from coterie.report.charts import ChartRow
-from coterie.report.elements import folded, grid, section, table
+from coterie.report.elements import chart_figure, folded, grid, legend, section, table
 from coterie.report.markup import Markup, join, tag
-from coterie.report.naming import WORDS, Reported, client_label, entries
+from coterie.report.naming import WORDS, Reported, client_label
+from coterie.report.sections.rounds import band_words, interval_words
+from coterie.report.seeds import SeedGroup, grouped, series, with_interval
 from coterie.runs.run import Run
 from coterie.runs.tables import Score
 
 WORST = "worst 10 %"
+SPREAD = ("by samples", "lowest", "median", "highest")  # of methods, in addition to the summary
+BY_SAMPLES = "By samples: every sample counts the same."
 
 
 def clients(runs: Sequence[Run]) -> Markup:
     """Scores of individual clients, and how evenly they are spread."""
-    found = [e for e in entries(runs) if e.run.scores.get(e.point)]
-    if not found:
+    groups = [g for g in grouped(runs) if any(run.scores.get(g.point) for run in g.runs)]
+    if not groups:
         return join()
+    metric = runs[0].metric
     if len(runs) == 1:
         columns = {WORDS[point]: runs[0].scores[point] for point in POINTS if runs[0].scores.get(point)}
+        figures = [*(sorted_clients(g.entries[0]) for g in groups), fairness(columns, metric)]
     else:
-        columns = {e.name: e.run.scores[e.point] for e in found}
-    metric = runs[0].metric
-    figures = [*(sorted_clients(e) for e in found), fairness(columns, metric)]
-    every = folded(f"{metric.title} of every client", client_table(found))
+        figures = [ranked_clients(groups, metric), fairness_of_methods(groups, metric)]
+    every = folded(f"{metric.title} of every client", client_table(groups))
     return section("clients", "Clients", grid(figures), every)
 
 
@@ -44,7 +48,19 @@ def fairness(columns: Mapping[str, Sequence[Score]], metric: MetricScale) -> Mar
     rows = [[f"{WORST} ({size})", *row[1:]] if row[0] == WORST else row for row in rows]
     rows.append(["clients", *(str(len(scores)) for scores in columns.values())])
     made = table(f"{metric.title} over clients{', percent' * metric.share}", ["", *columns], rows)
-    return tag("figure", tag("h3", "Fairness"), made, tag("figcaption", "By samples: every sample counts the same."))
+    return tag("figure", tag("h3", "Fairness"), made, tag("figcaption", BY_SAMPLES))
+
+
+def fairness_of_methods(groups: Sequence[SeedGroup], metric: MetricScale) -> Markup:
+    """How evenly scores are spread; one row per method, with means and intervals over seeds."""
+    found = {g.label: [spread(s, metric) for run in g.runs if (s := run.scores.get(g.point))] for g in groups}
+    rows = [
+        [label, *(with_interval([one[name] for one in own], metric.written) for name in SPREAD)]
+        for label, own in found.items()
+    ]
+    made = table(f"{metric.title} over clients{', percent' * metric.share}", ["method", *SPREAD], rows)
+    more = f"{interval_words(groups)} Standard deviation and worst 10 % are in the table of the summary."
+    return tag("figure", tag("h3", "Fairness"), made, tag("figcaption", f"{BY_SAMPLES}{more}"))
 
 
 def spread(scores: Sequence[Score], metric: MetricScale) -> dict[str, float]:
@@ -64,6 +80,20 @@ def worst(values: Sequence[float]) -> float:
     """Mean of the worst tenth, at least one client. values: from the worst to the best."""
     count = worst_tenth(len(values))
     return sum(values[:count]) / count
+
+
+def ranked_clients(groups: Sequence[SeedGroup], metric: MetricScale) -> Markup:
+    """Scores of clients from worst to best: one line per method, and the band over seeds."""
+    lines = [series(group.label, points, group.look) for group in groups if (points := group.ranked())]
+    if not lines:
+        return join()
+    name, unit = "From the worst client to the best", " percent" * metric.share
+    ends = [(metric.written(s.points[0][1], 1), metric.written(s.points[-1][1], 1)) for s in lines]
+    about = "; ".join(f"{s.name}: from {low} to {high}{unit}" for s, (low, high) in zip(lines, ends, strict=True))
+    title = f"{metric.title} of clients, from the worst to the best"
+    drawn = charts.lines(title, about, lines, "clients from worst to best, %", metric.heading, most=metric.most)
+    caption = f"The clients of each method are sorted by their own {metric.words}.{band_words(groups)}"
+    return chart_figure(name, drawn, legend(lines), caption)
 
 
 def sorted_clients(entry: Reported) -> Markup:
@@ -96,20 +126,29 @@ def between(score: Score, before: str) -> str:
     return f"{before}{100 * low:.0f} to {100 * high:.0f}"
 
 
-def client_table(found: Sequence[Reported]) -> Markup:
-    metric = found[0].run.metric
-    own = [{s.client: s for s in e.run.scores[e.point]} for e in found]
-    ids = sorted({client for scores in own for client in scores})
+def client_table(groups: Sequence[SeedGroup]) -> Markup:
+    """One row per client, one column per method; of several seeds, mean and interval."""
+    metric = groups[0].run.metric
+    several = max(len(group.entries) for group in groups) > 1
+    own = [[{s.client: s for s in run.scores.get(g.point, ())} for run in g.runs] for g in groups]
+    ids = sorted({client for seeds in own for scores in seeds for client in scores})
     rows = [
         [
-            client_label(found[0].run, i, found[0].point),
-            *(cell(s[i], metric) if i in s else "" for s in own),
+            client_label(groups[0].run, i, groups[0].point),
+            *(client_cell([scores[i] for scores in seeds if i in scores], metric, several) for seeds in own),
         ]
         for i in ids
     ]
     counts = "correct / test samples; 95 % interval by Wilson's score" if metric.counts else "test samples"
-    title = f"{metric.title}{' in percent' * metric.share} ({counts})"
-    return table(title, ["client", *(e.name for e in found)], rows)
+    detail = "mean over seeds ± half of the 95 % interval" if several else counts
+    title = f"{metric.title}{' in percent' * metric.share} ({detail})"
+    return table(title, ["client", *(g.label for g in groups)], rows)
+
+
+def client_cell(scores: Sequence[Score], metric: MetricScale, several: bool) -> str:
+    if several:
+        return with_interval([metric.factor * s.value for s in scores], metric.written)
+    return cell(scores[0], metric) if scores else ""
 
 
 def cell(score: Score, metric: MetricScale) -> str:

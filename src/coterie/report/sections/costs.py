@@ -4,48 +4,65 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coterie.report import charts
+from coterie.analysis.looks import numbered
+from coterie.report import charts, row_charts
 from coterie.report.charts import ChartRow, Series
-from coterie.report.elements import figure, grid, legend, section, table
+from coterie.report.elements import chart_figure, folded, grid, legend, section, table
 from coterie.report.markup import Markup, join, tag
-from coterie.report.naming import Reported, entries, named
+from coterie.report.seeds import SeedGroup, common, grouped, series, trained, with_interval
 from coterie.runs.run import Run
 from coterie.runs.tables import PHASES
 
 
-def communication(runs: Sequence[Run]) -> Markup:
-    """Megabytes sent, and scores over megabytes."""
-    found = [own for own in named(runs) if own.run.total("bytes_")]
-    if not found:
+def costs(runs: Sequence[Run]) -> Markup:
+    """Megabytes and seconds; of a comparison, what they bought, with the rest folded."""
+    groups = grouped(runs)
+    each = trained(groups)
+    sending = [group for group in each if any(run.total("bytes_") for run in group.runs)]
+    timed = [group for group in each if any(run.total("seconds_") for run in group.runs)]
+    bought = scores_for_traffic(groups) if sending else join()
+    sent = sent_so_far(sending) if sending else join()
+    first = [part for part in (bought, times(timed) if timed else join()) if part]
+    figures, behind = ([sent, *first] if sent else first, []) if len(each) == 1 else (first, [sent])
+    tables = [megabytes(sending)] if sending else []
+    tables += [seconds(timed)] if timed else []
+    if not tables:
         return join()
+    more = folded("Numbers: megabytes and seconds", *(grid([part]) for part in behind if part), *tables)
+    return section("costs", "Communication and time", grid(figures), more)
+
+
+def sent_so_far(found: Sequence[SeedGroup]) -> Markup:
     if len(found) == 1:
-        series = [Series(way, summed(found[0].run, f"bytes_{way}"), i) for i, way in enumerate(("up", "down"))]
+        sent = [series(way, sent_by(found[0], f"bytes_{way}"), numbered(i)) for i, way in enumerate(("up", "down"))]
     else:
-        series = [Series(name, summed(run, "bytes_"), look) for run, name, look in found]
-    about = "; ".join(f"{s.name}: {s.points[-1][1]:.1f} MB" for s in series)
-    sent = charts.lines("Megabytes sent", about, series, "round", "MB, cumulative")
-    figures = [tag("figure", tag("h3", "Sent so far"), sent, legend(series),
-                   tag("figcaption", "All clients together; up: to the server, down: to the clients."))]  # fmt: skip
-    bought = [Series(e.name, points, e.look) for e in entries(runs) if (points := against_bytes(e))]
-    if bought:
-        metric = runs[0].metric
-        title, about = f"{metric.title} and megabytes", f"{metric.title} over megabytes sent"
-        chart = charts.lines(title, about, bought, "MB sent", f"mean {metric.heading}", metric.most)
-        caption = f"{metric.title} over all data sent up to that round."
-        figures.append(
-            tag(
-                "figure",
-                tag("h3", f"{metric.title} for traffic"),
-                chart,
-                legend(bought, metric),
-                tag("figcaption", caption),
-            )
-        )
+        sent = [series(group.label, sent_by(group, "bytes_"), group.look) for group in found]
+    about = "; ".join(f"{s.name}: {s.points[-1][1]:.1f} MB" for s in sent)
+    drawn = charts.lines("Megabytes sent", about, sent, "round", "MB, cumulative")
+    caption = "All clients together; up: to the server, down: to the clients."
+    return chart_figure("Sent so far", drawn, legend(sent, lambda v: f"{v:.1f} MB"), caption)
+
+
+def scores_for_traffic(groups: Sequence[SeedGroup]) -> Markup:
+    """Scores over megabytes; empty if no method measured more than once what it sent."""
+    bought = [line for group in groups if (line := against_bytes(group))]
+    if not bought:
+        return join()
+    metric = groups[0].run.metric
+    title, about = f"{metric.title} and megabytes", f"{metric.title} over megabytes sent"
+    chart = charts.lines(title, about, bought, "MB sent", f"mean {metric.heading}", metric.most)
+    last = legend(bought, lambda v: metric.written(v, 1))
+    caption = f"{metric.title} over all data sent up to that round, up and down."
+    return chart_figure(f"{metric.title} for traffic", chart, last, caption)
+
+
+def megabytes(found: Sequence[SeedGroup]) -> Markup:
+    ways = ("bytes_up", "bytes_down", "bytes_")
     rows = [
-        [name, *(f"{v / 1e6:.2f}" for v in (run.total("bytes_up"), run.total("bytes_down"), run.total("bytes_")))]
-        for run, name, _ in found
+        [g.label, *(with_interval([run.total(way) / 1e6 for run in g.runs], lambda v: f"{v:.2f}") for way in ways)]
+        for g in found
     ]
-    return section("traffic", "Communication", grid(figures), table("Sent, MB", ["run", "up", "down", "both"], rows))
+    return table("Sent, MB", ["method", "up", "down", "both"], rows)
 
 
 def summed(run: Run, start: str) -> list[tuple[float, float]]:
@@ -57,28 +74,40 @@ def summed(run: Run, start: str) -> list[tuple[float, float]]:
     return found
 
 
-def against_bytes(entry: Reported) -> list[tuple[float, float]]:
-    sent = dict(summed(entry.run, "bytes_"))
-    points = {round(sent[number], 4): value for number, value in entry.run.curve(entry.point)}
-    return sorted(points.items()) if len(points) > 1 else []
+def sent_by(group: SeedGroup, start: str) -> list[tuple[float, list[float]]]:
+    """(round, cumulative MB of each seed)"""
+    return common([summed(run, start) for run in group.runs])
 
 
-def times(runs: Sequence[Run]) -> Markup:
-    spent = [
-        (name, [run.total(f"seconds_{phase}") for phase in PHASES])
-        for run, name, _ in named(runs)
-        if run.total("seconds_")
-    ]
-    if not spent:
-        return join()
+def against_bytes(group: SeedGroup) -> Series | None:
+    """Scores over the mean megabytes of the seeds; None for a method that sends nothing."""
+    sent = {number: sum(values) / len(values) for number, values in sent_by(group, "bytes_")}
+    points = {round(sent[number], 4): values for number, values in group.curve() if number in sent}
+    return series(group.label, sorted(points.items()), group.look) if len(points) > 1 else None
+
+
+def spent(group: SeedGroup) -> list[float]:
+    """Seconds of each phase, the mean over seeds."""
+    return [sum(run.total(f"seconds_{phase}") for run in group.runs) / len(group.runs) for phase in PHASES]
+
+
+def times(found: Sequence[SeedGroup]) -> Markup:
+    """Seconds by phase; of several seeds, their means."""
     rows = [
-        ChartRow(name, own, [f"{name}, {p}: {v:.1f} s ({v / sum(own):.0%})" for p, v in zip(PHASES, own, strict=True)])
-        for name, own in spent
+        ChartRow(
+            g.label, own, [f"{g.label}, {p}: {v:.1f} s ({v / sum(own):.0%})" for p, v in zip(PHASES, own, strict=True)]
+        )
+        for g in found
+        for own in [spent(g)]
     ]
     about = "; ".join(f"{row.name}: {sum(row.values):.1f} s" for row in rows)
-    drawn = charts.stacks("Seconds by phase", about, rows, PHASES, "seconds")
-    numbers = [[name, *(f"{v:.2f}" for v in (*own, sum(own)))] for name, own in spent]
-    caption = "Send, train, receive, evaluate and finish, from left to right, summed over rounds."
+    drawn = row_charts.stacks("Seconds by phase", about, rows, PHASES, "seconds")
+    over = ", mean over seeds" if any(len(g.entries) > 1 for g in found) else ""
+    caption = f"Send, train, receive, evaluate and finish, from left to right, summed over rounds{over}."
     names = tag("ul", *(tag("li", charts.swatch(i), phase) for i, phase in enumerate(PHASES)), class_="legend")
-    figures = figure(caption, drawn, names, class_="strips")
-    return section("time", "Time", figures, table("Seconds by phase", ["run", *PHASES, "all"], numbers))
+    return chart_figure("Seconds by phase", drawn, names, caption)
+
+
+def seconds(found: Sequence[SeedGroup]) -> Markup:
+    rows = [[g.label, *(f"{v:.2f}" for v in (*spent(g), sum(spent(g))))] for g in found]
+    return table("Seconds by phase", ["method", *PHASES, "all"], rows)

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 from urllib.parse import quote
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from coterie.methods.fedreg.rebalance import THRESHOLDS, histograms
-from coterie.report import charts
+from coterie.core.errors import CoterieError
 from coterie.report.elements import figure, folded, listed, paragraph, section, table
 from coterie.report.markup import Markup, join, tag
-from coterie.report.naming import dataset
+from coterie.report.naming import client_label, dataset
+from coterie.report.row_charts import histogram
 from coterie.runs.run import Run
 from coterie.runs.tables import ClassTable
 
 PICTURE = 250_000  # characters of a partition's picture; keeps a report below a megabyte
 CLIENTS = 200  # small histograms
+MOST_SHOWN = 40  # histograms that are shown without unfolding them
 
 
 def data(runs: Sequence[Run]) -> Markup:
-    """The data of the clients, once for runs on the same data."""
+    """The data of the clients, once for runs on the same data; partitions after the first are folded."""
     kinds: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         kinds.setdefault(dataset(run), []).append(run)
-    drawn = [part for same in kinds.values() for part in (portrait(same[0]), histograms_of(same))]
-    return section("data", "Data", *drawn) if any(drawn) else join()
+    drawn = [made for same in kinds.values() if (made := join(portrait(same[0]), histograms(same)))]
+    more = [folded(f"The other {len(drawn) - 1} partitions", *drawn[1:])] if len(drawn) > 1 else []
+    return section("data", "Data", drawn[0], *more) if drawn else join()
 
 
 def portrait(run: Run) -> Markup:
@@ -52,35 +55,41 @@ def portrait(run: Run) -> Markup:
     )
 
 
-def histograms_of(same: Sequence[Run]) -> Markup:
-    """FedReG's figure 4: the classes of each client, before and after rebalancing."""
-    classes = next((run.class_table for run in same if run.class_table), None)
-    if classes is None:
+def histograms(same: Sequence[Run]) -> Markup:
+    """The classes of each client, and as outlines those that a method makes of them (FedReG, figure 4)."""
+    run = next((run for run in same if run.class_table), None)
+    if run is None or run.class_table is None:
         return join()
-    after = next((found for run in same if (found := rebalanced(run, classes)) is not None), None)
+    classes = run.class_table
+    changed = next(((run.title, found) for run in same if (found := trained_on(run, classes)) is not None), None)
+    title, after = changed or ("", None)
     highest = int(max(classes.counts.max(), 0 if after is None else after.max()))
+    names = [client_label(run, i, "") for i in range(len(classes.counts))]
     drawn = [
         tag(
             "div",
-            charts.histogram(f"client {i}", own.tolist(), highest, None if after is None else after[i].tolist()),
-            tag("span", f"client {i} · {own.sum()}"),
+            histogram(f"client {name}", own.tolist(), highest, None if after is None else after[i].tolist()),
+            tag("span", f"client {name} · {own.sum()}"),
         )
-        for i, own in enumerate(classes.counts[:CLIENTS])
+        for i, (name, own) in enumerate(zip(names[:CLIENTS], classes.counts, strict=False))
     ]
     more = f" The first {CLIENTS} of {len(classes.counts)} clients." if len(classes.counts) > CLIENTS else ""
-    outline = "" if after is None else " Outlines show the classes after rebalancing."
+    outline = "" if after is None else f" Outlines show the classes that {title} trains on."
     caption = (
         f"Training samples of each class on each client, from left to right: {listed(classes.names)}; "
         f"the highest bar is {highest} samples.{outline}{more}"
     )
-    rows = [[str(i), *map(str, own.tolist())] for i, own in enumerate(classes.counts)]
+    rows = [[name, *map(str, own.tolist())] for name, own in zip(names, classes.counts, strict=True)]
     numbers = table("Training samples of each class", ["client", *classes.names], rows)
-    return figure(caption, tag("div", *drawn, class_="histograms"), folded("Numbers of every client", numbers))
+    made = figure(caption, tag("div", *drawn, class_="histograms"), folded("Numbers of every client", numbers))
+    shown = after is not None or (len(same) == 1 and len(drawn) <= MOST_SHOWN)
+    return made if shown else folded("Classes of every client", made)
 
 
-def rebalanced(run: Run, classes: ClassTable) -> Any:
-    """(m, K) samples after rebalancing; None if the method does not rebalance."""
-    method = run.section("method")
-    if not method.get("rebalance") or method.get("threshold") not in THRESHOLDS:
+def trained_on(run: Run, classes: ClassTable) -> NDArray[np.int64] | None:
+    """(m, K) samples of each class that the method trains on; None if these are the clients' own."""
+    try:
+        found = run.method.training_classes(torch.from_numpy(classes.counts))
+    except (CoterieError, KeyError, TypeError, ValueError):  # code that is not loaded, or a damaged config.json
         return None
-    return histograms(torch.from_numpy(classes.counts), method["threshold"]).after.numpy()
+    return None if found is None else found.numpy()

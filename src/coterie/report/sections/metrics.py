@@ -1,39 +1,48 @@
-"""Every metric of the task, and the classes: F1 and confusion."""
+"""Every metric of the task: of methods, of clients, and of classes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from coterie.core.errors import CoterieError
 from coterie.core.metric_scale import MetricScale
+from coterie.federation.finals import PERSONAL
 from coterie.report.elements import folded, paragraph, section, table
 from coterie.report.markup import Markup, join
-from coterie.report.naming import Named, named
+from coterie.report.naming import client_label
+from coterie.report.sections.classes import class_view
+from coterie.report.sections.rounds import interval_words
+from coterie.report.seeds import SeedGroup, grouped, score_cell, trained
 from coterie.runs.run import Run
 
-MOST_CLASSES = 30  # in a confusion matrix
 Numbers = Mapping[str, Mapping[str, Mapping[str, Any]]]
+KINDS = {"mean": "mean", "worst10": "worst 10 %"}
 
 
 def metrics(runs: Sequence[Run]) -> Markup:
-    """All metrics after the last round: mean over clients and worst tenth, and the classes of each run."""
-    found = [(own, numbers) for own in named(runs) if (numbers := numbers_of(own.run))]
-    rows = [row for own, numbers in found for row in summary_rows(own, numbers)]
-    if not rows:
+    """All metrics after the last round: of each method, each client and each class."""
+    groups = [g for g in trained(grouped(runs)) if any(numbers_of(run) for run in g.runs)]
+    if not groups:
         return join()
-    names = list(dict.fromkeys(name for _, numbers in found for own in numbers.values() for name in own))
-    scales = scales_of(found[0][0].run, names)
-    header = ["run", "model", "", *(scale.heading for scale in scales.values())]
-    body = [[*about, *(scales[name].number(own.get(name)) for name in names)] for about, own in rows]
-    note = "Mean over clients after the last round, and mean of the worst 10 % of clients by each metric."
-    classes = [class_tables(own) for own, _ in found]
+    found = [numbers_of(run) for g in groups for run in g.runs]
+    names = list(dict.fromkeys(name for numbers in found for own in numbers.values() for name in own))
+    scales = scales_of(groups[0].run, names)
+    note = f"Mean over clients after the last round, of each client's own model.{interval_words(groups)}"
+    rest = "Mean of the worst 10 % of clients by each metric, and the global model"
     return section(
-        "metrics", "All metrics", table("All metrics", header, body), paragraph(note, class_="small"), *classes
+        "metrics",
+        "All metrics",
+        table("All metrics", ["method", *headings(scales)], method_rows(groups, scales, main=True)),
+        paragraph(note, class_="small"),
+        folded(rest, table(rest, ["method", "model", "", *headings(scales)], method_rows(groups, scales, main=False))),
+        client_metrics(groups, scales),
+        class_view(groups),
     )
+
+
+def headings(scales: Mapping[str, MetricScale]) -> list[str]:
+    return [scale.heading for scale in scales.values()]
 
 
 def numbers_of(run: Run) -> Numbers:
@@ -47,14 +56,19 @@ def numbers_of(run: Run) -> Numbers:
     }
 
 
-def summary_rows(own: Named, numbers: Numbers) -> list[tuple[list[str], dict[str, float | None]]]:
-    """(run, model, which number), and metric -> value."""
-    kinds = {"mean": "mean", "worst10": "worst 10 %"}
-    return [
-        ([own.name, model, words], {name: number(value.get(key)) for name, value in of.items()})
-        for model, of in numbers.items()
-        for key, words in kinds.items()
-    ]
+def method_rows(groups: Sequence[SeedGroup], scales: Mapping[str, MetricScale], main: bool) -> list[list[str]]:
+    """Rows of means over seeds. main: the mean over clients of personal models; else all other numbers."""
+    rows = []
+    for group in groups:
+        found = [numbers_of(run) for run in group.runs]
+        for model in dict.fromkeys(model for numbers in found for model in numbers):
+            for key, words in KINDS.items():
+                if ((model, key) == (PERSONAL, "mean")) != main:
+                    continue
+                own = [numbers.get(model, {}) for numbers in found]
+                cells = [score_cell([number(m.get(name, {}).get(key)) for m in own], s) for name, s in scales.items()]
+                rows.append([group.label, *([] if main else [model, words]), *cells])
+    return rows
 
 
 def number(value: Any) -> float | None:
@@ -70,22 +84,25 @@ def scales_of(run: Run, names: Sequence[str]) -> dict[str, MetricScale]:
     return {name: known.get(name, MetricScale(name, share=False, counts=False)) for name in names}
 
 
-def class_tables(own: Named) -> Markup:
-    """F1 of every class, and the confusion matrix."""
-    found = (own.run.result or {}).get("confusion")
-    try:
-        counts: NDArray[np.int64] = np.array(found, np.int64)
-    except (TypeError, ValueError, OverflowError):
-        return join()
-    if counts.ndim != 2 or counts.shape[0] != counts.shape[1] or not 0 < len(counts) <= MOST_CLASSES:
-        return join()
-    table_of = own.run.class_table
-    names = table_of.names if table_of and len(table_of.names) == len(counts) else tuple(map(str, range(len(counts))))
-    with np.errstate(invalid="ignore"):
-        f1 = 2 * counts.diagonal() / (counts.sum(0) + counts.sum(1))
+def client_metrics(groups: Sequence[SeedGroup], scales: Mapping[str, MetricScale]) -> Markup:
+    """For each method, all metrics of every client's own model."""
+    made = [client_table(group, scales) for group in groups if any(personal(run) for run in group.runs)]
+    return folded("Every client", *made) if made else join()
+
+
+def personal(run: Run) -> Mapping[int, Mapping[str, float]]:
+    """Client -> metric -> value of its own model; empty for a run that has not finished."""
+    return run.client_metrics.get(PERSONAL, {}) if run.result else {}
+
+
+def client_table(group: SeedGroup, scales: Mapping[str, MetricScale]) -> Markup:
+    found = [personal(run) for run in group.runs]
+    clients = sorted({client for own in found for client in own})
     rows = [
-        [name, "" if np.isnan(score) else f"{100 * score:.2f}", *map(str, line)]
-        for name, score, line in zip(names, f1, counts.tolist(), strict=True)
+        [
+            client_label(group.run, client, PERSONAL),
+            *(score_cell([own.get(client, {}).get(name) for own in found], s) for name, s in scales.items()),
+        ]
+        for client in clients
     ]
-    title = f"{own.name}: F1 of every class in percent, and predictions (columns) of the samples of each class (rows)"
-    return folded(f"Classes of {own.name}", table(title, ["class", "F1", *names], rows))
+    return table(f"{group.label}: all metrics of every client", ["client", *headings(scales)], rows)

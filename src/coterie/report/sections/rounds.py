@@ -3,77 +3,124 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
+from coterie.analysis.looks import DASHES, MARKERS, Look, numbered
 from coterie.core.metric_scale import MetricScale
 from coterie.federation.history import POINTS, worst_tenth_text
 from coterie.report import charts
 from coterie.report.charts import Series
-from coterie.report.elements import folded, grid, legend, section, table
-from coterie.report.markup import Markup, join, tag
-from coterie.report.naming import WORDS, entries, named
+from coterie.report.elements import chart_figure, folded, grid, legend, section, table
+from coterie.report.markup import Markup, join
+from coterie.report.naming import WORDS
+from coterie.report.seeds import SeedGroup, common, grouped, series, trained, with_interval
 from coterie.runs.run import Run
 
 
 def over_rounds(runs: Sequence[Run]) -> Markup:
-    """Curves over rounds: what all runs report in one chart, then all points of each run."""
-    each = [(run, name) for run, name, _ in named(runs) if run.measured]
+    """Curves over rounds: what all methods report in one chart, then all points of each training."""
+    groups = grouped(runs)
+    each = trained(groups)
     if not each:
         return join()
-    figures = [run_curves(run, name) for run, name in each]
+    heading = f"{runs[0].metric.title} over rounds"
     if len(each) == 1:
-        figures.append(least(points_of(each[0][0], "worst10"), [each[0][0]]))
-    else:
-        reported = [Series(e.name, e.run.curve(e.point), e.look) for e in entries(runs)]
-        lowest = [Series(e.name, e.run.curve(e.point, measure="worst10"), e.look) for e in entries(runs)]
-        about = "What each method's paper reports: mean over clients, after every measured round."
-        joint = curves("All runs", about, reported, runs[0].metric)
-        figures = [joint, least(lowest, [run for run, _ in each]), *figures]
-    return section("rounds", f"{runs[0].metric.title} over rounds", grid(figures))
+        own = each[0]
+        several = len(own.runs) > 1
+        worst = points_of(own, "worst10", numbered) if not several else [curve_of(own, "worst10")]
+        figures = [point_curves(own, numbered), least(worst, own.runs)]
+        return section("rounds", heading, grid(figures))
+    about = f"What each method's paper reports: mean over clients, after every measured round.{band_words(groups)}"
+    joint = curves("All runs", about, [curve_of(g) for g in groups], runs[0].metric)
+    figures = [joint, least([curve_of(g, "worst10") for g in groups], [run for g in each for run in g.runs])]
+    points = [point_curves(g, partial(dashed, g.look.color)) for g in each]
+    more = folded(f"Every method: {listed_points(each)}, and the numbers of every round", grid(points))
+    return section("rounds", heading, grid(figures), more)
 
 
-def points_of(run: Run, measure: str = "mean") -> list[Series]:
-    return [Series(WORDS[point], run.curve(point, measure=measure), i) for i, point in enumerate(run.measured)]
+def dashed(color: int, number: int) -> Look:
+    """The look of a point of measurement in the color of its method."""
+    return Look(color, number % DASHES, number % MARKERS)
 
 
-def run_curves(run: Run, name: str) -> Markup:
-    about = "; ".join(f"{WORDS[point]}: {POINTS[point]}" for point in run.measured) + "."
-    return curves(name, about, points_of(run), run.metric, folded("Numbers of every round", round_table(run, name)))
+def listed_points(groups: Sequence[SeedGroup]) -> str:
+    found = dict.fromkeys(WORDS[point] for group in groups for point in group.run.measured)
+    return ", ".join(found)
 
 
-def least(series: Sequence[Series], runs: Sequence[Run]) -> Markup:
-    series = [s for s in series if s.points]
-    if not series:
+def band_words(groups: Sequence[SeedGroup]) -> str:
+    """How many seeds a line is the mean of, and what the band is; empty if there is one seed."""
+    seeds = max(len(group.entries) for group in groups)
+    return f" Lines are means over {seeds} seeds, and bands their 95 % interval (Student's t)." if seeds > 1 else ""
+
+
+def interval_words(groups: Sequence[SeedGroup]) -> str:
+    """What ± is in a table; empty if there is one seed."""
+    return " ±: half of the 95 % interval over seeds." if max(len(g.entries) for g in groups) > 1 else ""
+
+
+def curve_of(group: SeedGroup, measure: str = "mean") -> Series:
+    return series(group.label, group.curve(measure), group.look)
+
+
+def points_of(group: SeedGroup, measure: str, look: charts.ChooseLook) -> list[Series]:
+    return [
+        series(WORDS[point], group.curve(measure, point), look(i))
+        for i, point in enumerate(group.run.measured)
+        if all(run.curve(point, measure=measure) for run in group.runs)
+    ]
+
+
+def point_curves(group: SeedGroup, look: charts.ChooseLook) -> Markup:
+    """All points of measurement of one training, and the table of its rounds."""
+    about = "; ".join(f"{WORDS[point]}: {POINTS[point]}" for point in group.run.measured) + "."
+    numbers = folded("Numbers of every round", round_table(group))
+    shown = points_of(group, "mean", look)
+    return curves(group.label, f"{about}{band_words([group])}", shown, group.run.metric, numbers)
+
+
+def least(shown: Sequence[Series], runs: Sequence[Run]) -> Markup:
+    shown = [s for s in shown if s.points]
+    if not shown:
         return join()
     counts = [len(scores) for run in runs for scores in run.scores.values() if scores]
     size = f" ({worst_tenth_text(counts)})" if counts else ""
     metric = runs[0].metric
     side = "lowest" if metric.higher else "highest"
     about = f"Mean {metric.words} of the 10 %{size} with the {side} {metric.words} in that round."
-    return curves("The worst 10 % of clients", about, series, metric)
+    return curves("The worst 10 % of clients", about, shown, metric)
 
 
-def curves(name: str, about: str, series: Sequence[Series], metric: MetricScale, *more: str) -> Markup:
+def curves(name: str, about: str, shown: Sequence[Series], metric: MetricScale, *more: str) -> Markup:
+    shown = [s for s in shown if s.points]
+    if not shown:
+        return join()
     unit = " percent" * metric.share
-    ends = "; ".join(f"{s.name} ends at {metric.written(s.points[-1][1], 1)}{unit}" for s in series)
+    ends = "; ".join(f"{s.name} ends at {metric.written(s.points[-1][1], 1)}{unit}" for s in shown)
     title, axis = f"{name}: {metric.words} over rounds", f"mean {metric.heading}"
-    drawn = charts.lines(title, ends, series, "round", axis, most=metric.most)
-    return tag("figure", tag("h3", name), drawn, legend(series, metric), tag("figcaption", about), *more)
+    drawn = charts.lines(title, ends, shown, "round", axis, most=metric.most)
+    return chart_figure(name, drawn, legend(shown, lambda v: metric.written(v, 1)), about, *more)
 
 
-def round_table(run: Run, name: str) -> Markup:
+def round_table(group: SeedGroup) -> Markup:
+    """One row per round; of several seeds, means and intervals over those that have the round."""
+    runs, metric = group.runs, group.run.metric
     columns = {
-        f"{WORDS[point]}{' (validation)' if split else ''}": dict(curve)
+        f"{WORDS[point]}{' (validation)' if split else ''}": dict(found)
         for split in ("", "validation_")
         for point in POINTS
-        if (curve := run.curve(point, split))
+        if (found := common([run.curve(point, split) for run in runs]))
     }
     rows, sent = [], 0.0
-    for number, row in run.rounds.items():
-        up, down = row.get("bytes_up", 0.0), row.get("bytes_down", 0.0)
+    for number in group.run.rounds:
+        own = [run.rounds[number] for run in runs if number in run.rounds]
+        up, down = (sum(row.get(key, 0.0) for row in own) / len(own) for key in ("bytes_up", "bytes_down"))
         sent += up + down
-        seconds = sum(v for key, v in row.items() if key.startswith("seconds_"))
-        scores = [run.metric.written(own[number]) if number in own else "" for own in columns.values()]
-        joined = f"{row.get('participants', 0):.0f}"
+        seconds = sum(v for row in own for key, v in row.items() if key.startswith("seconds_")) / len(own)
+        scores = [with_interval(found.get(number, ()), metric.written) for found in columns.values()]
+        joined = f"{sum(row.get('participants', 0) for row in own) / len(own):.0f}"
         rows.append([str(number), joined, *scores, *(f"{v / 1e6:.3f}" for v in (up, down, sent)), f"{seconds:.2f}"])
     header = ["round", "clients", *columns, "MB up", "MB down", "MB so far", "seconds"]
-    return table(f"{name}: mean {run.metric.words}{' in percent' * run.metric.share}, traffic and time", header, rows)
+    over = f", over {len(runs)} seeds" * (len(runs) > 1)
+    title = f"{group.label}: mean {metric.words}{' in percent' * metric.share}{over}, traffic and time"
+    return table(title, header, rows)

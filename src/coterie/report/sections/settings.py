@@ -6,36 +6,49 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from coterie.report.elements import folded, section, table
-from coterie.report.markup import Markup, tag
+from coterie.report.elements import folded, paragraph, section, table
+from coterie.report.markup import Markup, join, tag
 from coterie.report.naming import flat, named
+from coterie.report.seeds import labeled_runs
 from coterie.runs.run import Run
 
 MANY = 8  # values of a setting that are shown
 
 
 def configuration(runs: Sequence[Run]) -> Markup:
-    """The configuration: first the settings that differ, then all."""
-    names = [name for _, name, _ in named(runs)]
-    found = [{"folder": str(run.path), **flat(run.config)} for run in runs]
-    keys = list(dict.fromkeys(key for own in found for key in own))
-    rows = [[key, *(shown(own.get(key)) for own in found)] for key in keys]
+    """The configuration: where it ran, then the settings that differ, then all. Seeds of a method are one column."""
+    columns = labeled_runs(runs)
+    found = [[{"folder": str(run.path), **flat(run.config)} for run in group] for group in columns.values()]
+    keys = list(dict.fromkeys(key for group in found for own in group for key in own))
+    rows = [[key, *(joined([shown(own.get(key)) for own in group]) for group in found)] for key in keys]
     facts = [row for row in rows if row[0] == "folder" or row[0].startswith("ran.")]
+    same = [row for row in facts if len(set(row[1:])) == 1 and len(columns) > 1]
     differ = [row for row in rows if len(set(row[1:])) > 1 and row not in facts and not row[0].startswith("command.")]
-    made = [table("Where and with what it ran", ["", *names], facts, words=True)]
-    noisy = [(name, run.section("protection").get("privacy")) for name, run in zip(names, runs, strict=True)]
+    words = " · ".join(f"{row[0].removeprefix('ran.')} {row[1]}" for row in same)
+    made = [paragraph(words, class_="small")] if words else []
+    where = table("Where and with what it ran", ["", *columns], [row for row in facts if row not in same], words=True)
+    made.append(where if len(runs) == 1 else folded("Where and with what each run was made", where))
+    noisy = [(name, group[0].section("protection").get("privacy")) for name, group in columns.items()]
     if any(privacy for _, privacy in noisy):
         header = ["", "ε", "δ", "accountant", "of", "it covers", "not covered", "noise"]
         made.append(table("Differential privacy", header, [privacy_row(*one) for one in noisy], words=True))
     if differ:
-        made.append(table("Settings that differ", ["setting", *names], differ, words=True))
-    made.append(folded("All settings", table("All settings", ["setting", *names], rows, words=True)))
-    logs = [
-        folded(f"Log of {name}", tag("pre", run.log[-20_000:]))
-        for run, name in zip(runs, names, strict=True)
-        if run.log
+        made.append(folded("Settings that differ", table("Settings that differ", ["setting", *columns], differ, True)))
+    made.append(folded("All settings", table("All settings", ["setting", *columns], rows, words=True)))
+    return section("settings", "What was run", *made, logs(runs))
+
+
+def logs(runs: Sequence[Run]) -> Markup:
+    """The end of each log, folded; of several runs, in one more fold."""
+    made = [
+        folded(f"Log of {name}", tag("pre", run.log[-20_000:], tabindex="0")) for run, name in named(runs) if run.log
     ]
-    return section("settings", "What was run", *made, *logs)
+    return join(*made) if len(made) < 2 else folded("Logs", *made)
+
+
+def joined(values: Sequence[str]) -> str:
+    """The values of several seeds, each once."""
+    return "\n".join(dict.fromkeys(values))
 
 
 def privacy_row(name: str, privacy: Any) -> list[str]:

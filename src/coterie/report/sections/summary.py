@@ -7,13 +7,15 @@ from typing import Any
 
 from coterie.analysis.comparison import Comparison, cell
 from coterie.analysis.outcomes import NEW
+from coterie.analysis.significance import Spread
 from coterie.federation.history import POINTS, worst_tenth_text
-from coterie.report import charts
+from coterie.report import row_charts
 from coterie.report.charts import ChartRow
-from coterie.report.elements import figure, paragraph, section, table
+from coterie.report.elements import folded, grid, paragraph, section, table
 from coterie.report.markup import Markup, join, tag
-from coterie.report.naming import Reported, comparable, dataset, entries, outcomes, results
+from coterie.report.naming import Reported, client_label, comparable, dataset, entries, outcomes, results
 from coterie.report.sections.clients import tip
+from coterie.report.seeds import SeedGroup, grouped, with_interval
 from coterie.report.shortfalls import shortfalls
 from coterie.runs.run import Run
 
@@ -23,9 +25,9 @@ def summary(runs: Sequence[Run]) -> Markup:
     notes = [paragraph(note, class_="note") for run in runs for note in remarks(run, len(runs) > 1)]
     found = entries(runs)
     if len(runs) == 1:
-        return section("summary", "Summary", *notes, tiles(found), all_clients(found))
-    tables = [comparison_tables(group) for group in same_data(found)]
-    return section("summary", "Summary", *notes, all_clients(found), *tables)
+        return section("summary", "Summary", *notes, tiles(found), grid([all_clients(grouped(runs))]))
+    scores, tests = zip(*(comparison_tables(group) for group in same_data(found)), strict=True) if found else ((), ())
+    return section("summary", "Summary", *notes, grid([all_clients(grouped(runs)), *filter(None, tests)]), *scores)
 
 
 def remarks(run: Run, several: bool) -> list[str]:
@@ -95,8 +97,8 @@ def same_data(found: Sequence[Reported]) -> list[list[Reported]]:
     return list(groups.values())
 
 
-def comparison_tables(group: Sequence[Reported]) -> Markup:
-    """Tables that compare methods on the same data."""
+def comparison_tables(group: Sequence[Reported]) -> tuple[Markup, Markup]:
+    """Tables that compare methods on the same data: their scores, and paired tests, empty if there is no pair."""
     found = [outcome(entry) for entry in group]
     clients = max(len(o["clients"]) for o in found)
     name, metric = dataset(group[0].run)[0], group[0].run.metric
@@ -104,10 +106,14 @@ def comparison_tables(group: Sequence[Reported]) -> Markup:
     spent = [cell([o for o in found if o["method"] == row[0]], "seconds") for row in scores.rows]
     rows = [[*row, seconds] for row, seconds in zip(scores.rows, spent, strict=True)]
     made = [table(scores.title, [*scores.header, "seconds"], rows), paragraph(scores.note, class_="small")]
-    for test in tests:
-        if test.rows:
-            made += [table(test.title, test.header, test.rows), paragraph(test.note, class_="small")]
-    return join(*made)
+    if len(found) > len(rows):
+        made.append(folded("Every seed", seed_table(group, found)))
+    pairs = [
+        tag("figure", tag("h3", "Paired tests"), table(t.title, t.header, t.rows), tag("figcaption", t.note))
+        for t in tests
+        if t.rows
+    ]
+    return join(*made), join(*pairs)
 
 
 def reference(group: Sequence[Reported]) -> str | None:
@@ -134,21 +140,46 @@ def outcome(entry: Reported) -> dict[str, Any]:
     }
 
 
-def all_clients(found: Sequence[Reported]) -> Markup:
-    rows = [
-        ChartRow(e.name, [e.run.metric.factor * s.value for s in scores], [tip(e, s) for s in scores])
-        for e in found
-        if (scores := e.run.scores.get(e.point))
-    ]
+def seed_table(group: Sequence[Reported], found: Sequence[dict[str, Any]]) -> Markup:
+    """The main numbers of every run."""
+    metric, name = group[0].run.metric, dataset(group[0].run)[0]
+    named = [o | {"method": entry.name} for entry, o in zip(group, found, strict=True)]
+    scores = Comparison(named, name, max(len(o["clients"]) for o in found), metric=metric).text_tables()[0]
+    rows = [[*row, f"{o['seconds']:.2f}"] for row, o in zip(scores.rows, found, strict=True)]
+    return table(f"{scores.title}, every seed", ["run", *scores.header[1:], "seconds"], rows)
+
+
+def all_clients(groups: Sequence[SeedGroup]) -> Markup:
+    """One strip of clients per method; a client's score is its mean over seeds."""
+    rows = [client_strip(group) for group in groups if group.client_scores()]
     if not rows:
         return join()
-    metric = found[0].run.metric
+    metric = groups[0].run.metric
     unit = " percent" * metric.share
     ranges = [f"{r.name}: {metric.written(min(r.values), 1)} to {metric.written(max(r.values), 1)}{unit}" for r in rows]
     axis = f"{metric.words} on the client's test samples{', %' * metric.share}"
-    drawn = charts.strips(f"{metric.title} of every client", "; ".join(ranges), rows, axis, metric)
+    drawn = row_charts.strips(f"{metric.title} of every client", "; ".join(ranges), rows, axis, metric)
+    seeds = max(len(group.entries) for group in groups)
+    several = f" Scores are means over {seeds} seeds; ± is half of the 95 % interval of the mean." * (seeds > 1)
     caption = (
         "Each stroke is a client, darker where several coincide; the diamond is the mean. "
-        f"The clients with the lowest {metric.words} are on the left."
+        f"The clients with the lowest {metric.words} are on the left.{several}"
     )
-    return figure(caption, drawn, class_="strips")
+    return tag("figure", tag("h3", "Every client"), drawn, tag("figcaption", caption))
+
+
+def client_strip(group: SeedGroup) -> ChartRow:
+    metric, point = group.run.metric, group.point
+    if len(group.entries) == 1:
+        entry, scores = group.entries[0], group.run.scores[point]
+        return ChartRow(group.label, [metric.factor * s.value for s in scores], [tip(entry, s) for s in scores],
+                        group.look.color)  # fmt: skip
+    found = group.client_scores()
+    runs = {dataset(run): run for run in group.runs}
+    tips = [
+        f"{group.label}, client {client_label(runs[own], client, point)}: {with_interval(values, metric.written)}"
+        f"{' %' * metric.share} (mean over {len(values)} seeds)"
+        for (own, client), values in found.items()
+    ]
+    half = Spread.of([metric.factor * last(entry)["mean"] for entry in group.entries]).half
+    return ChartRow(group.label, [sum(v) / len(v) for v in found.values()], tips, group.look.color, half)

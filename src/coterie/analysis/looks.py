@@ -1,0 +1,88 @@
+"""How methods look in charts: one source of colors, dashes and markers for reports and for figures of papers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+from coterie.core.names import spelling
+
+
+class SeriesColor(NamedTuple):
+    """A color of lines and marks: at least 3:1 against white, and against the ground of dark pages."""
+
+    light: str
+    dark: str
+
+
+# Okabe and Ito's hues, which color-blind readers tell apart, darker where they are faint on white; gray for yellow.
+COLORS = (
+    SeriesColor("#0072B2", "#308EDB"),
+    SeriesColor("#B94300", "#F07F3C"),
+    SeriesColor("#009E73", "#35BF8A"),
+    SeriesColor("#C873A3", "#F29AD0"),
+    SeriesColor("#AE8200", "#F2C24A"),
+    SeriesColor("#3894DC", "#80D4FF"),
+    SeriesColor("#1D2126", "#F4F6F8"),
+    SeriesColor("#77777B", "#8F979F"),
+)
+DASHES, MARKERS = 7, 8  # kinds of lines and of marks
+FIRST = ("fedpac", "fedavg", "fedrep", "ditto", "fedper", "scaffold", "local", "fedavg-ft")  # one color each
+
+
+class Look(NamedTuple):
+    """Numbers of a color, of dashes and of a marker, which together identify a line."""
+
+    color: int
+    dashes: int
+    marker: int
+
+
+def numbered(number: int) -> Look:
+    """The look of this number; the first have different colors, and all of a cycle differ without color too."""
+    size = len(COLORS)
+    return Look(number % size, number // size % DASHES, (number + number // size) % MARKERS)
+
+
+def looks(labels: Sequence[str]) -> dict[str, Look]:
+    """The look of each label in a figure or report.
+
+    A method, given by its id or title, always looks the same. Of several variants of a method, as in "FedPAC, lr 0.1",
+    the first has the method's look if it is free; the others have colors that no label uses, as long as there are any.
+    """
+    known = order()
+    found = {label: known[spelling(label)] for label in labels if spelling(label) in known}
+    for label in labels:
+        if label not in found:
+            found[label] = free(preferred(label), set(found.values()))
+    return {label: numbered(found[label]) for label in labels}
+
+
+def preferred(label: str) -> int:
+    """The number of the method that a label begins with; of others, one that follows from their letters."""
+    known, name = order(), spelling(re.split(r", | \(", label, maxsplit=1)[0])
+    return known.get(name, len(known) + sum(map(ord, name)))
+
+
+def free(wanted: int, taken: set[int]) -> int:
+    """The wanted number; else the first of an unused color; else the next that is not taken."""
+    if wanted not in taken:
+        return wanted
+    used = {numbered(number).color for number in taken}
+    unused = [number for number in range(len(COLORS)) if number not in used]
+    later = [number for number in range(wanted + 1, wanted + len(taken) + 2) if number not in taken]
+    return (unused or later)[0]
+
+
+@cache
+def order() -> dict[str, int]:
+    """Names of methods -> their numbers; id and title have the same one."""
+    from coterie.methods import METHODS, VARIANTS
+
+    titles = {name: kind.title for name, kind in METHODS.items()} | {name: v[2] for name, v in VARIANTS.items()}
+    numbers: dict[str, int] = {}
+    for number, name in enumerate(dict.fromkeys((*FIRST, *titles))):
+        numbers |= {spelling(name): number, spelling(titles[name]): number}
+    return numbers
