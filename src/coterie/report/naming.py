@@ -14,6 +14,11 @@ from coterie.runs.run import Run
 
 WORDS = {"pre": "PRE", "post": "POST", "finished": "finished", "kept": "kept", "global": "global"}  # points, in short
 WORDS |= {"new_pre": "PRE, new clients", "new_post": "POST, new clients", "new_global": "global, new clients"}
+OF_SEED = frozenset({"federation.seed", "model.start"})  # settings that differ between seeds
+OF_PARTITION = frozenset(  # and those that differ where each seed has its own partition
+    {"data.content", "data.new_content", "data.partition.hash", "data.partition.seed"}
+    | {"data.train_sizes", "data.test_sizes"}
+)
 
 
 class Reported(NamedTuple):
@@ -67,9 +72,9 @@ def comparable(run: Run) -> tuple[str, str]:
     """Equal for runs that can be compared: by one metric, on the same data or on partitions by one rule."""
     name, mark = dataset(run)
     name = f"{name} {run.metric}"
-    partition = run.section("data").get("partition")
-    if not isinstance(partition, dict) or partition.get("partition_seed") != "vary":
+    if not varies(run):
         return name, mark
+    partition = run.section("data")["partition"]
     return name, json.dumps({k: v for k, v in partition.items() if k not in ("hash", "seed")}, sort_keys=True)
 
 
@@ -102,9 +107,16 @@ def detail(run: Run, own: Mapping[str, Any], group: Sequence[tuple[Run, Mapping[
 
 
 def settings(run: Run) -> dict[str, Any]:
-    """The settings that affect results, except the seed and the initial weights that follow from it."""
+    """The settings that affect results, except the seed and what follows from it."""
     parts = {name: run.section(name) for name in ("data", "model", "method", "federation")}
-    return {name: value for name, value in flat(parts).items() if name not in ("federation.seed", "model.start")}
+    follow = OF_SEED | (OF_PARTITION if varies(run) else frozenset())
+    return {name: value for name, value in flat(parts).items() if name not in follow}
+
+
+def varies(run: Run) -> bool:
+    """Whether every seed has its own partition."""
+    partition = run.section("data").get("partition")
+    return isinstance(partition, dict) and partition.get("partition_seed") == "vary"
 
 
 def start(run: Run) -> str:

@@ -35,6 +35,11 @@ class SeedGroup(NamedTuple):
     def runs(self) -> list[Run]:
         return [entry.run for entry in self.entries]
 
+    @property
+    def same_clients(self) -> bool:
+        """Whether all seeds have the same clients, and not a partition of their own."""
+        return len({dataset(run) for run in self.runs}) == 1
+
     def curve(self, measure: str = "mean", point: str | None = None) -> OverSeeds:
         """(round, score of each seed) in the rounds that all seeds measured. point: default: the reported one."""
         return common([run.curve(point or self.point, measure=measure) for run in self.runs])

@@ -84,7 +84,8 @@ def confusion_viewer(groups: Sequence[SeedGroup], names: Sequence[str]) -> Marku
     seeds = max(len(group.entries) for group in groups)
     note = "Row: the class of a sample; column: the prediction. Shades are shares of a row."
     more = f" Counts are summed over {seeds} seeds." * (seeds > 1)
-    left = [g.label for g in groups if any(run.client_confusion for run in g.runs) and not client_matrices(g, room)]
+    known = [g for g in groups if g.same_clients and any(run.client_confusion for run in g.runs)]
+    left = [g.label for g in known if not client_matrices(g, room)]
     less = f" {', '.join(left)}: too many numbers for a report; confusion.csv in the run folder has them." * bool(left)
     read = {"classes": list(names), "methods": methods}
     label = f"{groups[0].label}, all clients: samples by class and prediction"
@@ -119,7 +120,12 @@ def dense(cells: Sequence[int], classes: int) -> Counts:
 
 
 def client_matrices(group: SeedGroup, room: int) -> list[tuple[str, list[int]]]:
-    """Name and cells of every client, summed over seeds; empty if they have more than `room` cells."""
+    """Name and cells of every client, summed over seeds; empty if they have more than `room` cells.
+
+    Empty too where each seed has its own clients.
+    """
+    if not group.same_clients:
+        return []
     found: dict[int, dict[tuple[int, int], int]] = {}
     for run in group.runs:
         for client, label, predicted, samples in run.client_confusion if run.result else ():

@@ -36,8 +36,9 @@ def clients(runs: Sequence[Run]) -> Markup:
         figures = [*(sorted_clients(g.entries[0]) for g in groups), fairness(columns, metric)]
     else:
         figures = [ranked_clients(groups, metric), fairness_of_methods(groups, metric)]
-    every = folded(f"{metric.title} of every client", client_table(groups))
-    return section("clients", "Clients", grid(figures), every)
+    same = all(group.same_clients for group in groups)
+    every = [folded(f"{metric.title} of every client", client_table(groups))] if same else []
+    return section("clients", "Clients", grid(figures), *every)
 
 
 def fairness(columns: Mapping[str, Sequence[Score]], metric: MetricScale) -> Markup:

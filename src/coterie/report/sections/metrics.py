@@ -86,7 +86,7 @@ def scales_of(run: Run, names: Sequence[str]) -> dict[str, MetricScale]:
 
 def client_metrics(groups: Sequence[SeedGroup], scales: Mapping[str, MetricScale]) -> Markup:
     """For each method, all metrics of every client's own model."""
-    made = [client_table(group, scales) for group in groups if any(personal(run) for run in group.runs)]
+    made = [client_table(group, scales) for group in groups if group.same_clients and any(map(personal, group.runs))]
     return folded("Every client", *made) if made else join()
 
 

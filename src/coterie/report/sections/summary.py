@@ -160,7 +160,8 @@ def all_clients(groups: Sequence[SeedGroup]) -> Markup:
     axis = f"{metric.words} on the client's test samples{', %' * metric.share}"
     drawn = row_charts.strips(f"{metric.title} of every client", "; ".join(ranges), rows, axis, metric)
     seeds = max(len(group.entries) for group in groups)
-    several = f" Scores are means over {seeds} seeds; ± is half of the 95 % interval of the mean." * (seeds > 1)
+    several = f" Scores are means over {seeds} seeds." if all(group.same_clients for group in groups) else ""
+    several = f"{several} ±: half of the 95 % interval over seeds." if seeds > 1 else ""
     caption = (
         "Each stroke is a client, darker where several coincide; the diamond is the mean. "
         f"The clients with the lowest {metric.words} are on the left.{several}"
@@ -178,7 +179,7 @@ def client_strip(group: SeedGroup) -> ChartRow:
     runs = {dataset(run): run for run in group.runs}
     tips = [
         f"{group.label}, client {client_label(runs[own], client, point)}: {with_interval(values, metric.written)}"
-        f"{' %' * metric.share} (mean over {len(values)} seeds)"
+        f"{' %' * metric.share}{f' (mean over {len(values)} seeds)' * (len(values) > 1)}"
         for (own, client), values in found.items()
     ]
     half = Spread.of([metric.factor * last(entry)["mean"] for entry in group.entries]).half
