@@ -276,6 +276,57 @@ def test_seeds_are_one_method_and_settings_are_not(tmp_path: Path) -> None:
     assert [r["method"] for r in rounds] == ["FedPAC, rounds 1", "FedPAC, rounds 2"]
 
 
+def test_metrics_of_seeds_are_a_mean_with_an_interval(tmp_path: Path) -> None:
+    """Against evaluation.csv of both runs and Student's t of another library."""
+    for seed in (0, 1):
+        settings = {"rounds": 1, "local_epochs": 1, "seed": seed, "out": tmp_path / str(seed)}
+        coterie.run("fedpac", toy.toy(augmented=False), "mlp", backend=toy.IN_TURN, **settings)
+    evaluated = [rows(tmp_path / str(seed) / "evaluation.csv") for seed in (0, 1)]
+    means = [
+        np.mean([100 * float(r["calibration_error"]) for r in own if r["model"] == "personal"]) for own in evaluated
+    ]
+    half = stats.t.ppf(0.975, 1) * np.std(means, ddof=1) / np.sqrt(2)
+    made = page(tmp_path / "0", tmp_path / "1")
+    (line,) = made.table("method", "calibration error, %")
+    assert line["calibration error, %"] == f"{np.mean(means):.2f} ± {half:.2f}"
+    first = made.table("client", "calibration error, %")[0]["calibration error, %"]
+    own = [100 * float(e[0]["calibration_error"]) for e in evaluated]
+    assert first.split(" ± ")[0] == f"{np.mean(own):.2f}"
+
+
+def test_confusion_matrices_are_those_of_the_clients(folders: Path) -> None:
+    """Their sum is that of the run, their diagonals are the clients' accuracies; F1 and accuracy of classes follow."""
+    cells = [{name: int(v) for name, v in row.items()} for row in rows(folders / "fedpac" / "confusion.csv")]
+    whole = np.zeros((4, 4), int)
+    for cell in cells:
+        whole[cell["label"], cell["prediction"]] += cell["samples"]
+    assert whole.tolist() == json.loads((folders / "fedpac" / "result.json").read_text())["confusion"]
+    for client, told in enumerate(rows(folders / "fedpac" / "evaluation.csv")[:5]):
+        own = [c for c in cells if c["client"] == client]
+        right = sum(c["samples"] for c in own if c["label"] == c["prediction"])
+        assert right / sum(c["samples"] for c in own) == pytest.approx(float(told["accuracy"]), abs=1e-6)
+    made = page(folders / "fedpac")
+    (viewer,) = (e for e in made.all("div") if "data-confusion" in e)
+    (method,) = json.loads(viewer["data-confusion"] or "")["methods"]
+    assert [name for name, _ in method["clients"]] == ["all clients", "0", "1", "2", "3", "4"]
+    assert method["clients"][3][1] == [n for c in cells if c["client"] == 2 for n in list(c.values())[1:]]
+    recall = {r["class"]: r["FedPAC"] for r in made.table("class", "FedPAC")}
+    assert [recall[name] for name in ("a", "d")] == [f"{100 * whole[k, k] / whole[k].sum():.2f}" for k in (0, 3)]
+
+
+@pytest.mark.long
+def test_seeds_with_partitions_of_their_own_are_one_method(tmp_path: Path) -> None:
+    """Client 0 of one partition is not client 0 of another, so there is no table of clients."""
+    for seed in (0, 1):
+        data = coterie.load_clients(num_clients=3, local_size=20, test_size=10, partition_seed="vary", seed=seed)
+        coterie.run("local", data, "linear", rounds=1, seed=seed, out=tmp_path / str(seed), progress=False)
+    made = page(tmp_path / "0", tmp_path / "1")
+    (line,) = made.table("method", "accuracy", "95 %")
+    assert line["method"] == "Local"
+    assert "Accuracy of every client" not in [t[0][0] for t in made.tables]
+    assert not [t for t in made.tables if t[0] == ["client", "Local"]]
+
+
 def test_other_first_weights_with_the_same_seed_are_told_apart(tmp_path: Path) -> None:
     runs = [(weights, seed) for weights in (0, 1) for seed in (0, 1)]
     for weights, seed in runs:
