@@ -702,3 +702,15 @@ def test_own_model_with_own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert len(config["data"]["transform"]["mean"]) == 3
     with pytest.raises(SystemExit):
         main([*common, "--model", "mynet_of_this_test:Net", "--head", "nothing", "--out", "wrong"])
+
+
+def test_a_path_object_is_a_path_and_never_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(f"{i},{'ab'[i % 2]},{i % 3}\n" for i in range(24))
+    Path("table.csv").write_text(f"age,label,client\n{rows}", encoding="utf-8")
+    by_path, by_name = coterie.load_clients(Path("table.csv")), coterie.load_clients("./table.csv")
+    assert by_path.name == by_name.name == "table"
+    assert by_path.train.x.tolist() == by_name.train.x.tolist()
+    assert coterie.load_clients(tmp_path / "table.csv").train.sizes == by_path.train.sizes
+    with pytest.raises(CoterieError, match="heart-disease: no such file or folder"):
+        coterie.load_clients(Path("heart-disease"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -59,7 +60,7 @@ class DataSettings(Reading):
 
 
 def load_clients(
-    dataset: str = "fashion-mnist-small",
+    dataset: str | os.PathLike[str] = "fashion-mnist-small",
     *,
     seed: int | None = None,
     task: str | type[Task] | Task | None = None,
@@ -68,7 +69,7 @@ def load_clients(
 ) -> FederatedData:
     """Load a dataset and divide it among clients.
 
-    dataset: a name that `coterie data` lists, or the path of your own data.
+    dataset: a name that `coterie data` lists, or the path of your own data. A pathlib.Path is always a path.
     seed: of the run, for partition_seed="vary", with which every seed draws its own partition.
     task: of your own data: its name, import path or class, or a Task; default: guessed from the labels.
     task_args: options of the task, such as {"label_smoothing": 0.1}.
@@ -85,7 +86,8 @@ def load_clients(
         if name not in known:
             raise unknown("data setting", name, known)
     kind = task if task is None or isinstance(task, str) else task.name
-    wanted = DataSettings(dataset, task=kind, **settings)
+    named = dataset if isinstance(dataset, str) else os.path.join(os.curdir, dataset)  # has a separator: a path
+    wanted = DataSettings(named, task=kind, **settings)
     varies = wanted.partition_seed == VARY
     wanted = replace(wanted, partition_seed=drawn_by(wanted.partition_seed, seed))
     source = find_data(wanted, type(task) if isinstance(task, Task) else task if isinstance(task, type) else None)
