@@ -13,6 +13,7 @@ import pytest
 
 from coterie.analysis.methods_page import markdown
 from tests import toy
+from tests.browser import PROGRAM, Browser
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -104,11 +105,13 @@ def test_every_page_is_on_the_site() -> None:
     assert {page for entry in nav for page in entry.values()} == {path.name for path in DOCS.glob("*.md")}
 
 
-def test_the_site_is_built_and_asks_nobody(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`make docs` installs what it needs."""
     pytest.importorskip("mkdocs")
+    folder = tmp_path_factory.mktemp("site")
     built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder],
         cwd=ROOT,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
@@ -116,9 +119,42 @@ def test_the_site_is_built_and_asks_nobody(tmp_path: Path) -> None:
         check=False,
     )
     assert (built.returncode, built.stdout, built.stderr) == (0, "", "")
-    pages = list(tmp_path.glob("*.html"))
+    return folder
+
+
+@pytest.mark.long
+def test_the_site_asks_nobody(site: Path) -> None:
+    pages = list(site.glob("*.html"))
     assert {"index.html", "results.html"} <= {page.name for page in pages}
     asked = r"<(?:script|link|img|iframe)[^>]*(?:src|href)=\"?(?:https?:)?//[^>]*|url\(\"?(?:https?:)?//[^)]*"
-    for path in (*pages, *tmp_path.rglob("*.css")):
+    for path in (*pages, *site.rglob("*.css")):
         assert re.findall(asked, path.read_text(encoding="utf-8")) == [], path
-    assert "<td" in (tmp_path / "results.html").read_text(encoding="utf-8")
+    assert "<td" in (site / "results.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.long
+def test_the_api_is_on_the_site(site: Path) -> None:
+    page = (site / "api.html").read_text(encoding="utf-8")
+    for name in ("run", "Result.personal_model", "Method.client_train", "tree.average", "Task.loss"):
+        assert re.search(rf'id="coterie\.{re.escape(name)}"', page), name
+    assert "Train a federation, and return its history and a model for every client." in page
+    assert "&gt;&gt;&gt;" in page  # examples are code
+
+
+@pytest.mark.browser
+def test_the_site_is_searched_from_the_disk(site: Path, tmp_path: Path) -> None:
+    if PROGRAM is None:
+        pytest.skip("Chromium is not installed: apt-get install chromium")
+    with Browser(tmp_path / "profile") as browser:
+        browser.open((site / "index.html").as_uri())
+        browser.run("document.querySelector('[data-md-toggle=search]').click()")
+        browser.run(
+            "(() => { const field = document.querySelector('[data-md-component=search-query]'); field.focus();"
+            " field.value = 'newcomer'; field.dispatchEvent(new Event('keyup')); field.dispatchEvent(new Event('input'))"
+            "})()"
+        )
+        browser.until("document.querySelectorAll('.md-search-result__item').length > 0")
+        found = browser.run("[...document.querySelectorAll('.md-search-result__item a')].map(a => a.href).join(' ')")
+        assert "glossary.html" in found
+        assert [url for url in browser.requests if not url.startswith(("file:", "about:"))] == []
+        assert browser.problems == []
