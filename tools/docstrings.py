@@ -40,7 +40,7 @@ def paragraph(lines: list[str]) -> Iterator[str]:
         listed = listed or bool(found)
 
 
-class PlainDocstrings(Extension):  # type: ignore[misc]  # where griffe is not installed, its classes are Any
+class PlainDocstrings(Extension):  # type: ignore[misc, unused-ignore]  # Any where it is not installed
     """Turns the docstrings of all objects into Markdown when they are collected."""
 
     def on_object(self, *, obj: Any, **others: Any) -> None:
