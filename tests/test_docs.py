@@ -157,3 +157,11 @@ def test_the_site_is_searched_from_the_disk(site: Path, tmp_path: Path) -> None:
         assert "glossary.html" in found
         assert [url for url in browser.requests if not url.startswith(("file:", "about:"))] == []
         assert browser.problems == []
+
+
+@pytest.mark.long
+def test_the_situations_are_the_codes() -> None:
+    """If this fails: python -m tools.which_method"""
+    from tools import which_method
+
+    assert which_method.PAGE.read_text(encoding="utf-8") == which_method.page()
