@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import venv
 import zipfile
 from pathlib import Path
@@ -29,16 +30,42 @@ def call(*command: str | Path, cwd: Path, timeout: int = 1200) -> str:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from what belongs to the package; an old build folder would lend it files that are gone."""
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What belongs to the package; an old build folder would lend it files that are gone."""
     tree = tmp_path_factory.mktemp("tree")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
     shutil.copytree(SOURCE, tree / "src" / "coterie", ignore=shutil.ignore_patterns("__pycache__"))
+    return tree
+
+
+@pytest.fixture(scope="module")
+def wheel(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("dist")
     call(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", out, tree, cwd=out)
     (built,) = out.glob("*.whl")
     return built
+
+
+def test_what_would_be_uploaded(tree: Path, tmp_path: Path) -> None:
+    """The sdist and the wheel that is built from it, as the release workflow makes them."""
+    call(sys.executable, "-m", "build", "--outdir", tmp_path, tree, cwd=tmp_path)
+    sdist, built = tmp_path / f"coterie-{VERSION}.tar.gz", tmp_path / f"coterie-{VERSION}-py3-none-any.whl"
+    assert set(tmp_path.iterdir()) == {sdist, built}
+    shown = call(sys.executable, "-m", "twine", "check", "--strict", sdist, built, cwd=tmp_path)
+    assert shown.count("PASSED") == 2
+    with tarfile.open(sdist) as archive:
+        held = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
+    assert {"LICENSE", "README.md", "pyproject.toml", "src/coterie/py.typed", "src/coterie/report/report.js"} <= held
+
+
+def test_all_extras_resolve_together(tree: Path, tmp_path: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--ignore-installed", "--report", "-"]
+    constraint = ["--constraint", str(ROOT / "constraints.txt")]
+    report = json.loads(call(*pip, *constraint, f"{tree}[all]", cwd=tmp_path))
+    names = {found["metadata"]["name"].lower() for found in report["install"]}
+    assert {"ray", "paho-mqtt", "peft", "onnx", "optuna", "tenseal", "matplotlib", "wandb", "mlflow-skinny"} <= names
+    assert "flwr" not in names
 
 
 @pytest.fixture(scope="module")
