@@ -32,7 +32,7 @@ a method suits is read from its paper's design and from its code; it is not a me
 
 Formulas show what a method is about, with default settings; the paragraph below each names deviations from the paper.
 Client i has n_i samples, n_ik of class k, and the loss f_i, their mean of ℓ. A model w has an encoder θ with features
-z = θ(x) and a head φ with logits u = φ(z). SGD[f](w) is local training on f that begins with w, and η a learning rate.
+z = θ(x) and a head φ with logits u = φ(z). SGD(f; w) is local training on f that begins with w, and η a learning rate.
 The server sums over the participants of a round; p_i is n_i / Σ_j n_j. An arrow assigns what is kept for the next step
 or round."""
 

@@ -50,7 +50,7 @@ class AFL(Method[Server, State, Down, Up]):
     title: ClassVar[str] = "AFL"
     formula: ClassVar[str] = """
         min over w of the max over λ in the simplex of Σ_i λ_i f_i(w)
-        w ← Σ_i λ_i SGD[f_i](w) / Σ_i λ_i
+        w ← Σ_i λ_i SGD(f_i; w) / Σ_i λ_i
         λ ← projection of λ + γ f(w) onto the simplex
     """
     family: ClassVar[str] = "fairness"

@@ -66,7 +66,7 @@ class CFL(Method[Server, State, Down, Up]):
     title: ClassVar[str] = "CFL"
     formula: ClassVar[str] = """
         split a cluster if |Σ_i p_i Δ_i| < ε₁, max |Δ_i| > ε₂ and γ_max < √((1 - α) / 2)
-        α = min over bipartitions of max cos(Δ_i, Δ_j), i and j on different sides,  Δ_i = SGD[f_i](w) - w
+        α = min over bipartitions of max cos(Δ_i, Δ_j), i and j on different sides,  Δ_i = SGD(f_i; w) - w
         in each cluster: w ← w + Σ_i p_i Δ_i
     """
     family: ClassVar[str] = "clusters"

@@ -50,8 +50,8 @@ class Ditto(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "Ditto"
     formula: ClassVar[str] = """
-        v_i ← SGD[f_i(v) + λ/2 |v - w|²](v_i)
-        w_i = SGD[f_i](w),  w ← Σ_i p_i w_i
+        v_i ← SGD(f_i(v) + λ/2 |v - w|²; v_i)
+        w_i = SGD(f_i; w),  w ← Σ_i p_i w_i
     """
     family: ClassVar[str] = "regularized"
     results: ClassVar[dict[str, str]] = {"Ditto": "post"}

@@ -62,7 +62,7 @@ class FedALA(Method[Server, State, Down, Up]):
     formula: ClassVar[str] = """
         ŵ_i = w_i + (w - w_i) ⊙ W_i in the upper layers, w in the others
         W_i ← clip(W_i - η ∇_W f_i(ŵ_i), 0, 1)
-        w_i ← SGD[f_i](ŵ_i),  w ← Σ_i p_i w_i
+        w_i ← SGD(f_i; ŵ_i),  w ← Σ_i p_i w_i
     """
     family: ClassVar[str] = "mixture"
     results: ClassVar[dict[str, str]] = {"FedALA": "pre"}

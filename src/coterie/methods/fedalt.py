@@ -48,8 +48,8 @@ class FedAlt(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "FedAlt"
     formula: ClassVar[str] = """
-        v_i ← SGD[f_i(u, ·)](v_i), the personal part
-        u_i = SGD[f_i(·, v_i)](u), the shared part
+        v_i ← SGD(f_i(u, ·); v_i), the personal part
+        u_i = SGD(f_i(·, v_i); u), the shared part
         u ← Σ_i p_i u_i
     """
     family: ClassVar[str] = "personal layers"

@@ -64,7 +64,7 @@ class FedAMP(Method[Server, State, Down, Up]):
     formula: ClassVar[str] = """
         u_i = w_i - α Σ_j A'(|w_i - w_j|²) (w_i - w_j),  A(x) = 1 - e^{-x/σ}        FedAMP
         u_i = ξ_ii w_i + (1 - ξ_ii) Σ_j≠i softmax_j(σ cos(w_i, w_j)) w_j                HeurFedAMP
-        w_i ← SGD[f_i(w) + λ/(2α) |w - u_i|²](u_i)
+        w_i ← SGD(f_i(w) + λ/(2α) |w - u_i|²; u_i)
     """
     family: ClassVar[str] = "collaborators"
     suits: ClassVar[tuple[str, ...]] = ("few clients",)

@@ -56,8 +56,8 @@ class FedAS(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "FedAS"
     formula: ClassVar[str] = """
-        θ' = SGD[Σ_k mean of |z - c_k|² / d over class k](θ),  c_k: class means of the previous θ_i
-        (θ_i, φ_i) ← SGD[f_i](θ', φ_i)
+        θ' = SGD(Σ_k mean of |z - c_k|² / d over class k; θ),  c_k: class means of the previous θ_i
+        (θ_i, φ_i) ← SGD(f_i; θ', φ_i)
         θ ← Σ_i F_i θ_i / Σ_i F_i,  F_i: trace of the Fisher information
     """
     family: ClassVar[str] = "personal head"

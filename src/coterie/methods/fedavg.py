@@ -42,7 +42,7 @@ class Up(NamedTuple):
 class FedAvg(Method[Server, State, Down, Up]):
     title: ClassVar[str] = "FedAvg"
     formula: ClassVar[str] = """
-        w_i = SGD[f_i](w)
+        w_i = SGD(f_i; w)
         w ← Σ_i p_i w_i
     """
     family: ClassVar[str] = "global model"

@@ -46,7 +46,7 @@ class FedAvgM(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "FedAvgM"
     formula: ClassVar[str] = """
-        w_i = SGD[f_i](w)
+        w_i = SGD(f_i; w)
         v ← β v + w - Σ_i p_i w_i
         w ← w - v
     """

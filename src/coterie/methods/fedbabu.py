@@ -53,9 +53,9 @@ class FedBABU(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "FedBABU"
     formula: ClassVar[str] = """
-        θ_i = SGD[f_i(·, φ₀)](θ)
+        θ_i = SGD(f_i(·, φ₀); θ)
         θ ← Σ_i p_i θ_i
-        after the last round: w_i = SGD[f_i](θ, φ₀)
+        after the last round: w_i = SGD(f_i; θ, φ₀)
     """
     family: ClassVar[str] = "fine-tuning"
     suits: ClassVar[tuple[str, ...]] = ("label shift", "new clients")

@@ -45,7 +45,7 @@ class FedBN(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "FedBN"
     formula: ClassVar[str] = """
-        (u_i, v_i) ← SGD[f_i](u, v_i), v_i: normalization layers
+        (u_i, v_i) ← SGD(f_i; u, v_i), v_i: normalization layers
         u ← Σ_i p_i u_i
     """
     family: ClassVar[str] = "personal layers"

@@ -60,7 +60,7 @@ class FedCAC(Method[Server, State, Down, Up]):
     formula: ClassVar[str] = """
         M_i: the top τ of |w_i - w̃_i| ⊙ |w_i|,  C_i: clients whose M_j overlaps M_i enough
         w̃_i ← M_i ⊙ mean of w_j over C_i + (1 - M_i) ⊙ Σ_j p_j w_j
-        w_i = SGD[f_i](w̃_i)
+        w_i = SGD(f_i; w̃_i)
     """
     family: ClassVar[str] = "collaborators"
     results: ClassVar[dict[str, str]] = {"FedCAC": "pre"}

@@ -63,8 +63,8 @@ class FedCRC(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "FedCRC"
     formula: ClassVar[str] = """
-        θ_i = SGD[f_i(·, φ)](θ),  φ_i ← SGD[f_i(θ_i, ·)](φ_i)
-        φ_i' = SGD[f_i(θ_i, ·) + KL(φ_i(z) ‖ ·(z))](φ)
+        θ_i = SGD(f_i(·, φ); θ),  φ_i ← SGD(f_i(θ_i, ·); φ_i)
+        φ_i' = SGD(f_i(θ_i, ·) + KL(φ_i(z) ‖ ·(z)); φ)
         θ ← Σ_i p_i θ_i,  φ ← τ φ + (1 - τ) Σ_i p_i φ_i'
     """
     family: ClassVar[str] = "personal head"

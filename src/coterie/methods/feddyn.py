@@ -64,7 +64,7 @@ class FedDyn(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "FedDyn"
     formula: ClassVar[str] = """
-        w_i = SGD[f_i(w') + α_i (|w' - w|² / 2 + ⟨g_i, w'⟩)](w)
+        w_i = SGD(f_i(w') + α_i (|w' - w|² / 2 + ⟨g_i, w'⟩); w)
         g_i ← g_i + w_i - w,  g ← g + Σ_i (w_i - w) / m
         w ← mean of w_i + g
     """

@@ -69,7 +69,7 @@ class FedEM(Method[Server, State, Down, Up]):
     title: ClassVar[str] = "FedEM"
     formula: ClassVar[str] = """
         q_nm ∝ π_im e^{-ℓ_n(w_m)} for sample n,  π_im = mean of q_nm over n
-        w_im = SGD[mean of q_nm ℓ_n over n](w_m)
+        w_im = SGD(mean of q_nm ℓ_n over n; w_m)
         w_m ← Σ_i p_i w_im,  p(y | x) = Σ_m π_im p(y | x; w_m)
     """
     family: ClassVar[str] = "mixture"

@@ -58,7 +58,7 @@ class FedFomo(Method[Server, State, Down, Up]):
     title: ClassVar[str] = "FedFomo"
     formula: ClassVar[str] = """
         q_n = (L_i(w_i) - L_i(w_n)) / |w_n - w_i|, L_i: loss on held-out samples
-        w_i ← SGD[f_i](w_i + Σ_n max(q_n, 0) (w_n - w_i) / Σ_n max(q_n, 0))
+        w_i ← SGD(f_i; w_i + Σ_n max(q_n, 0) (w_n - w_i) / Σ_n max(q_n, 0))
     """
     family: ClassVar[str] = "collaborators"
     suits: ClassVar[tuple[str, ...]] = ("few clients",)

@@ -73,7 +73,7 @@ class FedGen(Method[Server, State, Down, Up]):
     title: ClassVar[str] = "FedGen"
     formula: ClassVar[str] = """
         G ← Adam on ℓ(mean of φ_i(G(y, ε)), y) + e^{-mean of |ε - ε'|² |z - z'|},  z = G(y, ε)
-        w_i = SGD[f_i + ℓ(φ(G(y, ε)), y)](w)
+        w_i = SGD(f_i + ℓ(φ(G(y, ε)), y); w)
         w ← Σ_i p_i w_i
     """
     family: ClassVar[str] = "global model"

@@ -66,7 +66,7 @@ class FedGH(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "FedGH"
     formula: ClassVar[str] = """
-        (θ_i, ·) ← SGD[f_i](θ_i, φ)
+        (θ_i, ·) ← SGD(f_i; θ_i, φ)
         φ ← SGD of Σ_i Σ_k ℓ(φ(c_ik), k), from φ,  c_ik: mean of z over class k of client i
     """
     family: ClassVar[str] = "prototypes"

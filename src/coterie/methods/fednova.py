@@ -44,7 +44,7 @@ class Up(NamedTuple):
 class FedNova(Method[Server, State, Down, Up]):
     title: ClassVar[str] = "FedNova"
     formula: ClassVar[str] = """
-        w_i = SGD[f_i](w), in τ_i steps
+        w_i = SGD(f_i; w), in τ_i steps
         w ← w + (Σ_j p_j τ_j) Σ_i p_i (w_i - w) / τ_i
     """
     family: ClassVar[str] = "server optimizer"

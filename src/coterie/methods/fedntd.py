@@ -48,7 +48,7 @@ class FedNTD(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "FedNTD"
     formula: ClassVar[str] = """
-        w_i = SGD[f_i + β KL(q of w ‖ q)](w),  q_k ∝ e^{u_k / τ} over the classes k ≠ y
+        w_i = SGD(f_i + β KL(q of w ‖ q); w),  q_k ∝ e^{u_k / τ} over the classes k ≠ y
         w ← Σ_i p_i w_i
     """
     family: ClassVar[str] = "global model"

@@ -61,7 +61,7 @@ class FedOpt(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "FedOpt"
     formula: ClassVar[str] = """
-        w_i = SGD[f_i](w),  Δ = Σ_i p_i w_i - w
+        w_i = SGD(f_i; w),  Δ = Σ_i p_i w_i - w
         m ← β₁ m + (1 - β₁) Δ
         v ← v + Δ²                              FedAdagrad
             v - (1 - β₂) Δ² sign(v - Δ²)        FedYogi

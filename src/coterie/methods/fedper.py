@@ -49,7 +49,7 @@ class FedPer(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "FedPer"
     formula: ClassVar[str] = """
-        (θ_i, φ_i) ← SGD[f_i](θ, φ_i)
+        (θ_i, φ_i) ← SGD(f_i; θ, φ_i)
         θ ← Σ_i p_i θ_i
     """
     family: ClassVar[str] = "personal head"

@@ -66,7 +66,7 @@ class FedPHP(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "FedPHP"
     formula: ClassVar[str] = """
-        w_i = SGD[(1 - λ) f_i + λ MMD²(z, z of v_i)](w)
+        w_i = SGD((1 - λ) f_i + λ MMD²(z, z of v_i); w)
         v_i ← μ_t v_i + (1 - μ_t) w_i
         w ← Σ_i p_i w_i
     """

@@ -67,7 +67,7 @@ class FedProto(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "FedProto"
     formula: ClassVar[str] = """
-        w_i ← SGD[f_i + λ |z - c_y|² / d](w_i)
+        w_i ← SGD(f_i + λ |z - c_y|² / d; w_i)
         c_k ← Σ_i n_ik c_ik / Σ_i n_ik,  c_ik: mean of z over class k of client i
     """
     family: ClassVar[str] = "prototypes"

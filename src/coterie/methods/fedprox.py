@@ -44,7 +44,7 @@ class FedProx(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "FedProx"
     formula: ClassVar[str] = """
-        w_i = SGD[f_i(w') + μ/2 |w' - w|²](w)
+        w_i = SGD(f_i(w') + μ/2 |w' - w|²; w)
         w ← Σ_i p_i w_i
     """
     family: ClassVar[str] = "global model"

@@ -56,8 +56,8 @@ class FedRep(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "FedRep"
     formula: ClassVar[str] = """
-        φ_i ← SGD[f_i(θ, ·)](φ_i)
-        θ_i = SGD[f_i(·, φ_i)](θ)
+        φ_i ← SGD(f_i(θ, ·); φ_i)
+        θ_i = SGD(f_i(·, φ_i); θ)
         θ ← Σ_i p_i θ_i
     """
     family: ClassVar[str] = "personal head"

@@ -43,7 +43,7 @@ class FedSim(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "FedSim"
     formula: ClassVar[str] = """
-        (u_i, v_i) ← SGD[f_i](u, v_i), shared and personal part
+        (u_i, v_i) ← SGD(f_i; u, v_i), shared and personal part
         u ← Σ_i p_i u_i
     """
     family: ClassVar[str] = "personal layers"

@@ -79,7 +79,7 @@ class FedTGP(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "FedTGP"
     formula: ClassVar[str] = """
-        w_i ← SGD[f_i + λ |z - P_y|² / d](w_i)
+        w_i ← SGD(f_i + λ |z - P_y|² / d; w_i)
         P ← SGD of Σ_i Σ_k -log e^{-(|c_ik - P_k| + δ)} / (e^{-(|c_ik - P_k| + δ)} + Σ_l≠k e^{-|c_ik - P_l|})
         δ = min(max |c_k - c_l|, τ),  c_ik: mean of z over class k of client i,  c_k: mean of c_ik
     """

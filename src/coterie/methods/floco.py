@@ -87,7 +87,7 @@ class Floco(Method[Server, State, Down, Up]):
     title: ClassVar[str] = "Floco"
     formula: ClassVar[str] = """
         φ(α) = Σ_m α_m φ_m,  α: a random point of the simplex with |α - α_i|₁ ≤ ρ in every step
-        (θ, φ₁ … φ_M) ← Σ_i p_i SGD[f_i](θ, φ₁ … φ_M)
+        (θ, φ₁ … φ_M) ← Σ_i p_i SGD(f_i; θ, φ₁ … φ_M)
         α_i: principal components of the client's update, projected onto the simplex
     """
     family: ClassVar[str] = "mixture"

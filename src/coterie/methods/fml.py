@@ -58,8 +58,8 @@ class FML(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "FML"
     formula: ClassVar[str] = """
-        v_i ← SGD[α ℓ(v) + (1 - α) KL(w' ‖ v)](v_i)
-        w_i = SGD[β ℓ(w') + (1 - β) KL(v ‖ w')](w), both at once
+        v_i ← SGD(α ℓ(v) + (1 - α) KL(w' ‖ v); v_i)
+        w_i = SGD(β ℓ(w') + (1 - β) KL(v ‖ w'); w), both at once
         w ← Σ_i p_i w_i
     """
     family: ClassVar[str] = "regularized"

@@ -56,7 +56,7 @@ class HypCluster(Method[Server, State, Down, Up]):
     title: ClassVar[str] = "HypCluster"
     formula: ClassVar[str] = """
         j_i = argmin over j of f_i(w_j)
-        w_j ← Σ_i n_i SGD[f_i](w_j) / Σ_i n_i over clients with j_i = j
+        w_j ← Σ_i n_i SGD(f_i; w_j) / Σ_i n_i over clients with j_i = j
     """
     family: ClassVar[str] = "clusters"
     suits: ClassVar[tuple[str, ...]] = ("feature shift", "new clients")

@@ -47,7 +47,7 @@ class LGFedAvg(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "LG-FedAvg"
     formula: ClassVar[str] = """
-        (θ_i, φ_i) ← SGD[f_i](θ_i, φ)
+        (θ_i, φ_i) ← SGD(f_i; θ_i, φ)
         φ ← Σ_i p_i φ_i
     """
     family: ClassVar[str] = "personal layers"

@@ -38,7 +38,7 @@ class Up(NamedTuple):
 @dataclass(frozen=True)
 class Local(Method[Server, State, Down, Up]):
     title: ClassVar[str] = "Local"
-    formula: ClassVar[str] = "w_i ← SGD[f_i](w_i)"
+    formula: ClassVar[str] = "w_i ← SGD(f_i; w_i)"
     family: ClassVar[str] = "personal layers"
     results: ClassVar[dict[str, str]] = {"Local": "post"}
     protections: ClassVar[Protections] = {

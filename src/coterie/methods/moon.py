@@ -47,7 +47,7 @@ class MOON(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "MOON"
     formula: ClassVar[str] = """
-        w_i = SGD[f_i + μ ℓ](w),  ℓ = -log e^{s/τ} / (e^{s/τ} + e^{s'/τ})
+        w_i = SGD(f_i + μ ℓ; w),  ℓ = -log e^{s/τ} / (e^{s/τ} + e^{s'/τ})
         s = cos(z, z of w),  s' = cos(z, z of the previous w_i)
         w ← Σ_i p_i w_i
     """

@@ -47,7 +47,7 @@ class MRMTL(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "MR-MTL"
     formula: ClassVar[str] = """
-        v_i ← SGD[f_i(v) + λ/2 |v - w|²](v_i)
+        v_i ← SGD(f_i(v) + λ/2 |v - w|²; v_i)
         w ← mean of v_i
     """
     family: ClassVar[str] = "regularized"

@@ -69,7 +69,7 @@ class PFAKD(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "PFAKD"
     formula: ClassVar[str] = """
-        (θ_i, φ_i) ← SGD[f_i + β |z - z of θ|² / d](θ, φ_i)
+        (θ_i, φ_i) ← SGD(f_i + β |z - z of θ|² / d; θ, φ_i)
         θ ← Σ_i p_i θ_i
     """
     family: ClassVar[str] = "personal head"

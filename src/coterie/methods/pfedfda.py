@@ -76,7 +76,7 @@ class pFedFDA(Method[Server, State, Down, Up]):
     formula: ClassVar[str] = """
         u_k = log π_ik - ½ (z - μ_k)ᵀ Σ⁻¹ (z - μ_k)
         (μ, Σ)_i ← β (μ̂, Σ̂)_i + (1 - β) (μ, Σ)
-        θ_i = SGD[f_i](θ),  (θ, μ, Σ) ← Σ_i p_i (θ, μ, Σ)_i
+        θ_i = SGD(f_i; θ),  (θ, μ, Σ) ← Σ_i p_i (θ, μ, Σ)_i
     """
     family: ClassVar[str] = "prototypes"
     suits: ClassVar[tuple[str, ...]] = ("label shift", "feature shift")

@@ -77,7 +77,7 @@ class pFedHN(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "pFedHN"
     formula: ClassVar[str] = """
-        θ_i = h(v_i; φ),  Δ_i = θ_i - SGD[f_i](θ_i)
+        θ_i = h(v_i; φ),  Δ_i = θ_i - SGD(f_i; θ_i)
         (φ, v_i) ← (φ, v_i) - η (∂θ_i / ∂(φ, v_i))ᵀ Δ_i
     """
     family: ClassVar[str] = "hypernetwork"

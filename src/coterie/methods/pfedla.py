@@ -63,7 +63,7 @@ class pFedLA(Method[Server, State, Down, Up]):
     title: ClassVar[str] = "pFedLA"
     formula: ClassVar[str] = """
         w̄_i = Σ_j α_ij w_j in every layer,  α_i = softmax of h_i(v_i)
-        w_i = SGD[f_i](w̄_i)
+        w_i = SGD(f_i; w̄_i)
         (h_i, v_i) ← (h_i, v_i) + η (∂w̄_i / ∂(h_i, v_i))ᵀ (w_i - w̄_i)
     """
     family: ClassVar[str] = "hypernetwork"

@@ -59,7 +59,7 @@ class qFedAvg(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "q-FedAvg"
     formula: ClassVar[str] = """
-        Δ_i = L (w - SGD[f_i](w))
+        Δ_i = L (w - SGD(f_i; w))
         h_i = q f_i(w)^(q-1) |Δ_i|² + L f_i(w)^q
         w ← w - Σ_i p_i f_i(w)^q Δ_i / Σ_i p_i h_i
     """

@@ -93,7 +93,7 @@ class FedPAC(Method[Server, State, Down, Up]):
 
     title: ClassVar[str] = "FedPAC"
     formula: ClassVar[str] = """
-        φ_i' = SGD[f_i(θ, ·)](φ_i),  θ_i = SGD[f_i(·, φ_i') + λ |z - c_y|² / d](θ)
+        φ_i' = SGD(f_i(θ, ·); φ_i),  θ_i = SGD(f_i(·, φ_i') + λ |z - c_y|² / d; θ)
         φ_i ← Σ_j α_ij φ_j',  α_i = argmin over the simplex of Σ_j α_j² v_j + |Σ_j α_j (h_j - h_i)|²
         θ ← Σ_i p_i θ_i,  c_k ← Σ_i n_ik c_ik / Σ_i n_ik
     """
