@@ -1,8 +1,9 @@
 """Accuracy against PFLlib's implementations, on the same partition of Fashion-MNIST, with its network and settings.
 
 `reference/pfllib.json` has its accuracy by round. Its code is not a truth: where it departs from a paper, the row below
-says how, and what we compare with. Three methods cannot be compared. Its FedPHP trains nothing (the cross entropy has
-weight 0 by default), its APPLE sends the mixture in place of the core model, and its FedProto predicts by the nearest
+says how, and what we compare with. Rows with few rounds are those whose curves agree by then. Three methods cannot be
+compared. Its FedPHP trains nothing (the cross entropy has weight 0 by default), its APPLE sends the mixture in place of
+the core model and multiplies the learning rate by the number of clients, and its FedProto predicts by the nearest
 prototype, where ours has the head.
 """
 
@@ -26,10 +27,14 @@ from coterie.core.method import AnyMethod
 from coterie.core.model import Model
 from coterie.core.ranges import Counted
 from coterie.core.tree import Tree
+from coterie.methods.fedala import Down as Received
+from coterie.methods.fedala import FedALA
+from coterie.methods.fedala import State as MixingState
 from coterie.methods.fedgh import Down, FedGH, Server, State
 
 HERE = Path(__file__).parent / "reference"
 ROUNDS = 10
+FEW = 4  # for rows whose curves agree by then
 TOLERANCE = 1.5  # percentage points
 
 
@@ -64,24 +69,47 @@ class FedGHOfClient0(FedGH):
         return Server(tree.apply(lambda t: t[first], ups.head), ups.prototypes, ups.counts)
 
 
+@dataclass(frozen=True)
+class FedALALearned(FedALA):
+    """They test after learning W for the next download; ours mixes it with the last W until training begins."""
+
+    def client_finish(self, model: Model, state: MixingState, down: Received, data: Data) -> MixingState:
+        return state._replace(mixing=self.learned(model, state, down, data))
+
+
 ROWS = [
     Row("fedavg", {}, "pre", "FedAvg"),
-    Row("moon", {"contrast": 1.0, "temperature": 0.5}, "pre", "MOON mu=1 tau=0.5"),
-    Row("fedala", {}, "pre", "FedALA"),
+    Row("moon", {"contrast": 1.0, "temperature": 0.5}, "pre", "MOON mu=1 tau=0.5", rounds=FEW),
+    Row(FedALALearned, {}, "finished", "FedALA"),
     Row("local", {}, "post", "FedAMP", why="(their proximal term has no gradient and no cloud model is loaded)"),
-    Row("feddbe", {"pull": 50.0}, "pre", "FedDBE kl_weight=50 momentum=1"),
+    Row(
+        "feddbe",
+        {"pull": 50.0},
+        "pre",
+        "FedDBE kl_weight=50 momentum=1",
+        why="(their consensus comes from a training before round 1: -4.8 points then)",
+        rounds=FEW,
+    ),
     Row("per-fedavg", {"inner_lr": 0.01}, "finished", "PerAvg"),
     Row("fedntd", {}, "pre", "FedNTD beta=1", rounds=6),
     Row("fedcac", {}, "pre", "FedCAC tau=0.5 beta=100", rounds=8),
     Row("fedas", {}, "post", "FedAS", rounds=8),
-    Row(FedGHOfClient0, {"server_lr": 0.01, "server_batch": 50}, "pre", "FedGH server_learning_rate=0.01"),
+    Row(FedGHOfClient0, {"server_lr": 0.01, "server_batch": 50}, "pre", "FedGH server_learning_rate=0.01", rounds=FEW),
     Row("fedper", {}, "pre", "FedPer"),
     Row("fedrep", {"head_epochs": 1, "encoder_epochs": 5}, "pre", "FedRep"),
     Row("fedrod", {}, "pre", "FedRoD"),
-    Row("fedprox", {"pull": 0.1}, "pre", "FedProx mu=0.1"),
-    Row("fedlc", {}, "pre", "FedLC", why="(their class counts are those of all clients together)"),
-    Row("fedcp", {"align": 1.0}, "pre", "FedCP", why="(their policy draws Gumbel noise, in testing too)"),
-    Row("gpfl", {"pull": 1.0, "table_decay": 0.0}, "pre", "GPFL"),
+    Row("fedprox", {"pull": 0.1}, "pre", "FedProx mu=0.1", rounds=FEW),
+    Row("scaffold", {}, "pre", "SCAFFOLD", rounds=FEW),
+    Row("fedlc", {}, "pre", "FedLC", why="(their class counts are those of all clients together)", rounds=FEW),
+    Row("fedcp", {"align": 1.0}, "pre", "FedCP", why="(their policy draws Gumbel noise, in testing too)", rounds=FEW),
+    Row(
+        "gpfl",
+        {"pull": 1.0, "table_decay": 0.0},
+        "pre",
+        "GPFL",
+        why="(their first conditions come from a random table, ours are zero: -13 points after round 2, gone by 4)",
+        rounds=FEW,
+    ),
     Row(
         "fedgen",
         {"noise": 512, "hidden_units": 512, "diversity": 0.0}
