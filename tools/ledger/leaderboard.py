@@ -1,4 +1,4 @@
-"""docs/leaderboard.md: all methods under one protocol, from the file that `python -m tools.leaderboard` writes."""
+"""The smoke test in docs/leaderboard.md: all methods under one protocol, run by `python -m tools.leaderboard`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from coterie.papers.results import load
 from tools.ledger.readme import table
 
 FILE = "leaderboard.json"
-HEADER = ["method", "accuracy", "± clients", "worst client", "measured", "MB sent", "seconds"]
+HEADER = ["method", "family", "accuracy", "± clients", "worst client", "measured", "MB sent", "seconds"]
 
 
 def blocks(folder: Path) -> dict[str, str]:
@@ -28,12 +28,14 @@ def blocks(folder: Path) -> dict[str, str]:
         raise CoterieError(f"{path}: not written by `python -m tools.leaderboard`: {error!r}") from None
     except CoterieError as error:
         raise CoterieError(f"{path}: {error}") from None
-    return {"leaderboard": f"{about}\n\n{table(HEADER, rows)}", "refused": reasons or "All methods ran."}
+    return {"smoke": f"{about}\n\n{table(HEADER, rows)}", "smoke-refused": reasons or "All methods ran."}
 
 
 def cells(row: dict[str, Any]) -> list[str]:
+    families = {name: kind.family for kind in METHODS.values() for name in kind.results}
     shares = (f"{100 * row[name]:.2f}" for name in ("mean", "std", "worst10"))
-    return [row["method"], *shares, f"`{row['reported']}`", f"{row['megabytes']:.1f}", f"{row['seconds']:.1f}"]
+    sent, seconds = f"{row['megabytes']:.1f}", f"{row['seconds']:.1f}"
+    return [row["method"], families[row["method"]], *shares, f"`{row['reported']}`", sent, seconds]
 
 
 def circumstances(found: dict[str, Any], rows: int) -> str:
