@@ -27,7 +27,7 @@ TINY = ["--num-clients", "3", "--local-size", "30", "--test-size", "12"]
 ONE = ["--rounds", "1", "--processes", "1"]
 SHORTER = {  # so that a page takes seconds; of two equal flags the last one counts
     "run": ONE,
-    "compare": [*ONE, "--seeds", "1"],
+    "compare": [*ONE, "--seeds", "1", "--local-epochs", "1"],
     "tune": [*ONE, "--trials", "2"],
     "reproduce": [*ONE, "--seeds", "1", "--jobs", "1", "--methods", "local"],
 }
