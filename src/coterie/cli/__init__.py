@@ -88,7 +88,7 @@ def check_current_folder() -> None:
 
 
 def make_parser(argv: list[str]) -> argparse.ArgumentParser:
-    from coterie.cli import deploy, lists, methods, papers, personal, report, resume, train, tune
+    from coterie.cli import deploy, leaderboard, lists, methods, papers, personal, report, resume, train, tune
     from coterie.core.version import VERSION
 
     parser = argparse.ArgumentParser(
@@ -110,7 +110,7 @@ def make_parser(argv: list[str]) -> argparse.ArgumentParser:
         "train": (train, resume, tune),
         "inspect": (methods, lists, report),
         "use models": (personal,),
-        "papers": (papers,),
+        "papers": (papers, leaderboard),
         "deploy": (deploy,),
     }
     lines = []

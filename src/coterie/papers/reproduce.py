@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -152,7 +152,15 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
-def one_by_one(todo: Iterable[Training], work: Callable[[Training], Any]) -> list[str]:
+class Titled(Protocol):
+    @property
+    def title(self) -> str: ...
+
+
+T = TypeVar("T", bound=Titled)
+
+
+def one_by_one(todo: Iterable[T], work: Callable[[T], Any]) -> list[str]:
     """Train in this process; returns what failed."""
     failures = Failures()
     for cell in todo:

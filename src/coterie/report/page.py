@@ -41,8 +41,12 @@ PARTS = {
 
 def write_report(paths: Sequence[str | Path], out: str | Path) -> Path:
     """Write the report of these run folders atomically."""
-    path = Path(out)
-    page = report(open_runs(paths)).encode(errors="replace")  # file names need not be UTF-8
+    return write_page(report(open_runs(paths)), Path(out))
+
+
+def write_page(content: str, path: Path) -> Path:
+    """Write a page atomically."""
+    page = content.encode(errors="replace")  # file names need not be UTF-8
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -94,9 +98,11 @@ def facts(runs: Sequence[Run]) -> str:
     return " · ".join(word for word in common[0] if all(word in words for words in common))
 
 
-def document(title: str, body: Markup, live: bool = False) -> str:
-    """The whole page. live: it may request updates from its own server."""
-    style, script = Markup(chart_style() + asset("report.css")), Markup(asset("report.js"))
+def document(title: str, body: Markup, live: bool = False, more: str | None = None) -> str:
+    """The whole page. live: it may request updates from its own server. more: name of additional style and script."""
+    names = ["report"] if more is None else ["report", more]
+    style = Markup(chart_style() + "".join(asset(f"{name}.css") for name in names))
+    script = Markup("".join(asset(f"{name}.js") for name in names))
     policy = (
         f"default-src 'none'; style-src '{fingerprint(style)}'; script-src '{fingerprint(script)}'; img-src data:; "
         f"base-uri 'none'; form-action 'none'{'; connect-src ' + chr(39) + 'self' + chr(39) if live else ''}"
