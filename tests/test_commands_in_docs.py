@@ -29,6 +29,7 @@ SHORTER = {  # so that a page takes seconds; of two equal flags the last one cou
     "run": ONE,
     "compare": [*ONE, "--seeds", "1", "--local-epochs", "1"],
     "tune": [*ONE, "--trials", "2"],
+    "leaderboard": ["--processes", "1"],
     "reproduce": [*ONE, "--seeds", "1", "--jobs", "1", "--methods", "local"],
 }
 BY_BASH = ("deployment.md",)  # several processes at a time

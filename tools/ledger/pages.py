@@ -8,7 +8,7 @@ from pathlib import Path
 
 from coterie.core.errors import CoterieError
 from coterie.papers.verdicts import noise_text
-from tools.ledger import claims, leaderboard, readme
+from tools.ledger import claims, leaderboard, readme, tuned
 from tools.ledger.coverage import by_reading, coverage, noise_table
 from tools.ledger.files import Files
 from tools.ledger.findings import Findings
@@ -39,9 +39,16 @@ def blocks(files: Files) -> dict[str, dict[str, str]]:
             "papers": findings.as_list(findings.claims),
             "claims": claims.table(files),
         },
-        **({"docs/leaderboard.md": leaderboard.blocks(files.folder)} if files.has_leaderboard else {}),
+        **board_page(files),
         **{page: readme.blocks(files, words) for page, words in readme.WORDS.items()},
     }
+
+
+def board_page(files: Files) -> dict[str, dict[str, str]]:
+    """docs/leaderboard.md: the tuned leaderboard, and the smoke test of all methods; each only if it was run."""
+    texts = tuned.blocks(files.folder) if tuned.exists(files.folder) else {}
+    texts |= leaderboard.blocks(files.folder) if files.has_leaderboard else {}
+    return {"docs/leaderboard.md": texts} if texts else {}
 
 
 def pages(files: Files, root: Path) -> dict[Path, tuple[str, str]]:
@@ -51,6 +58,9 @@ def pages(files: Files, root: Path) -> dict[Path, tuple[str, str]]:
         if drawn := files.picture(recipe):
             path = root / "docs" / PICTURES / f"{recipe.id}.svg"
             found[path] = path.read_bytes().decode(errors="replace") if path.is_file() else "", drawn
+    if tuned.exists(files.folder) and (drawn := tuned.picture(files.folder)):
+        path = root / "docs" / PICTURES / tuned.PICTURE
+        found[path] = path.read_bytes().decode(errors="replace") if path.is_file() else "", drawn
     path = root / NOISE
     found[path] = path.read_text(encoding="utf-8") if path.is_file() else "", noise_text(files.noises)
     for name, texts in blocks(files).items():

@@ -8,6 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,7 @@ def derived(method: AnyMethod) -> dict[str, str]:
     return found
 
 
+@cache
 def row_of(method: str) -> RecipeRow:
     """A row of a table for this method, without published numbers."""
     return recipe_of({"rows": [{"name": title(method), "method": method}]}).rows[0]
