@@ -29,7 +29,7 @@ class SortableCell(NamedTuple):
     value: float | None
 
 
-class Column(NamedTuple):
+class SortColumn(NamedTuple):
     name: str
     descending: bool = False  # on the first click
 
@@ -65,7 +65,7 @@ def page(board: Board) -> str:
 def overview(board: Board) -> list[Markup]:
     found = board.ranking
     ranks = found.ranks if found else {}
-    columns = [Column("method"), Column("rank"), *(Column(b.id, descending=True) for b in board.benchmarks)]
+    columns = [SortColumn("method"), SortColumn("rank"), *(SortColumn(b.id, descending=True) for b in board.benchmarks)]
     rows = [
         [
             SortableCell(m, None),
@@ -88,14 +88,14 @@ def benchmark(board: Board, name: str) -> list[Markup]:
     cells = {m: board.cells[name, m] for m in board.methods}
     metric = next((cell.metric for cell in cells.values() if cell.mean), next(iter(cells.values())).metric)
     columns = [
-        Column("method"),
-        Column(metric.heading, metric.higher),
-        Column("worst tenth", metric.higher),
-        Column("calibration error, %"),
-        Column("MB sent"),
-        Column("seconds"),
-        Column("seeds", descending=True),
-        Column("tuned to"),
+        SortColumn("method"),
+        SortColumn(metric.heading, metric.higher),
+        SortColumn("worst tenth", metric.higher),
+        SortColumn("calibration error, %"),
+        SortColumn("MB sent"),
+        SortColumn("seconds"),
+        SortColumn("seeds", descending=True),
+        SortColumn("tuned to"),
     ]
     sign = -1 if metric.higher else 1
     order = sorted(cells, key=lambda m: sign * spread.mean if (spread := cells[m].mean) else float("inf"))
@@ -125,7 +125,7 @@ def details(method: str, cell: BoardCell) -> list[SortableCell]:
     ]
 
 
-def sortable(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[SortableCell]]) -> Markup:
+def sortable(caption: str, columns: Sequence[SortColumn], rows: Sequence[Sequence[SortableCell]]) -> Markup:
     """A table whose column headings are buttons."""
     heads = [
         tag(
