@@ -253,20 +253,20 @@ def measured(method: str, result: Result) -> dict[str, Any]:
         "metric": last.metric._asdict(),
         "measured": POINTS[point],
         "scores": values,
-        "calibration": calibration(result, point, sum(values) / len(values)),
+        "calibration": calibration(result, sum(values) / len(values)),
         "bytes_up": sum(record.bytes_up for record in history),
         "bytes_down": sum(record.bytes_down for record in history),
         "left_out": sum(len(record.left_out) for record in history),
     }
 
 
-def calibration(result: Result, point: str, score: float) -> float | None:
+def calibration(result: Result, score: float) -> float | None:
     """The expected calibration error, mean over clients, of the models whose mean score this is.
 
     None: the task has none, or those are not the models that the run keeps, which are the ones that are measured.
     """
     found = result.finals.summary() if result.finals else {}
-    for model in (GLOBAL, PERSONAL) if point == "global" else (PERSONAL,):
+    for model in (PERSONAL, GLOBAL):
         of_model = found.get(model, {})
         own, error = (of_model.get(name, {}).get("mean") for name in (result.metric.name, "calibration_error"))
         if own is not None and error is not None and abs(own - score) < ALIKE:
