@@ -15,7 +15,7 @@ from coterie.core.errors import CoterieError, unknown
 from coterie.core.metric_scale import MetricScale
 from coterie.core.version import VERSION
 from coterie.federation.history import clients_text
-from coterie.report.naming import comparable, dataset
+from coterie.report.naming import client_label, comparable, dataset
 from coterie.report.sections.costs import summed
 from coterie.report.seeds import OverSeeds, SeedGroup, grouped
 from coterie.runs.disk import whole
@@ -182,7 +182,7 @@ def heads(runs: Sequence[Run], size: FigureSize) -> Figure:
     for ax, (label, run) in zip(axes, first.items(), strict=False):
         final = run.head_weights[-1]
         few = len(final.clients) <= MOST_LABELS // min(2, len(first))
-        plots.heat_map(ax, final.matrix, [run.client_name(client) for client in final.clients] if few else [])
+        plots.heat_map(ax, final.matrix, [str(client) for client in final.clients] if few else [])
         ax.set(title=f"{label}, round {final.round}, seed {run.seed}", xlabel="head of client", ylabel="used by client")
     return figure
 
@@ -200,6 +200,9 @@ def partition(runs: Sequence[Run], size: FigureSize) -> Figure:
         area = counts[across, up] / counts.max() * min(cell, 14.0) ** 2
         ax.scatter(across, up, s=area, color=COLORS[0].light, linewidths=0)
         ax.set_yticks(range(counts.shape[1]), [str(name) for name in run.class_table.names])
+        if run.client_names and len(counts) <= MOST_LABELS // min(2, len(found)):
+            names = [client_label(run, i, "") for i in range(len(counts))]
+            ax.set_xticks(range(len(counts)), names, rotation=90)
         ax.set(title=f"{name}, {clients_text(len(counts))}", xlabel="client", ylabel="class")
     return figure
 
