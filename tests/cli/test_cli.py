@@ -215,7 +215,7 @@ def test_help_says_the_defaults(command: list[str], usual: list[str], capsys: py
 
 COMMANDS = {
     "train": ["demo", "run", "compare", "resume", "tune"],
-    "inspect": ["methods", "cite", "data", "privacy", "pictures", "report", "plot", "table"],
+    "inspect": ["methods", "cite", "data", "privacy", "pictures", "watch", "report", "plot", "table"],
     "use models": ["models", "predict", "evaluate", "export", "adapt"],
     "papers": ["recipes", "reproduce"],
     "deploy": ["serve", "join", "certs", "flower", "keys"],
