@@ -8,7 +8,6 @@ import pytest
 
 from coterie.api import DataSettings
 from coterie.core import tree
-from coterie.core.errors import CoterieError
 from coterie.deploy.device_data import load_hosted_clients
 from coterie.federation import Settings, federate
 from coterie.methods import METHODS
@@ -29,9 +28,9 @@ def test_the_same_as_in_one_process(name: str, tmp_path: Path) -> None:
         assert {k: toy.rows(v) for k, v in a.scores.items()} == {k: toy.rows(v) for k, v in b.scores.items()}
 
 
-def test_other_tasks_are_refused() -> None:
-    with pytest.raises(CoterieError, match=r"plain classification, .* heart-rate is regression, .* measured by RMSE"):
-        load_hosted_clients("0", DataSettings(dataset="heart-rate"))
-    with pytest.raises(CoterieError, match=r"heart-disease is classification, 2 classes, measured by AUROC"):
-        load_hosted_clients("0", DataSettings(dataset="heart-disease", metric="auroc"))
+def test_devices_load_every_task() -> None:
+    assert load_hosted_clients("0", DataSettings(dataset="heart-rate"))[1].task.name == "regression"
+    assert (
+        load_hosted_clients("0", DataSettings(dataset="heart-disease", metric="auroc"))[1].task.metric.name == "auroc"
+    )
     assert load_hosted_clients("0,2", DataSettings(dataset="heart-disease"))[1].num_clients == 2

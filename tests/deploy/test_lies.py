@@ -28,6 +28,7 @@ from coterie.deploy.membership import Membership
 from coterie.deploy.remote import Remote
 from coterie.deploy.server import network_for
 from coterie.deploy.store import Store
+from coterie.deploy.task_schema import TaskSchema
 from coterie.deploy.wire import Header, Refused
 from coterie.federation import Settings, federate
 from coterie.methods import METHODS
@@ -39,9 +40,16 @@ from tests.machines import Missing
 
 COLUMNS = (Column("age", fill=50.0), Column("sex", ("f", "m"), 0.0), Column("chol", (), 200.0, indicator=True))
 TABLE = SampleSchema(
-    "heart", 2, ("healthy", "sick"), (3,), "float32", Transform((0.0,) * 5, (1.0,) * 5, columns=COLUMNS)
+    "heart",
+    2,
+    ("healthy", "sick"),
+    (3,),
+    "float32",
+    Transform((0.0,) * 5, (1.0,) * 5, columns=COLUMNS),
+    TaskSchema("classification", {"classes": 2}, ()),
 )
 PLAIN: dict[Any, list[Any]] = {
+    dict[str, Any]: [{}, {"classes": 10**12}, {"classes": -1}, {"classes": [[2]]}, {"x": 1}, None, []],
     int: [-1, 0, 1, 3, 99, 2**31, 2**39, 2**53, 2**53 + 1, -(2**53), 10**30, True, 1.5, "x", None, []],
     float: [0, -1.0, 1e-300, 1e6, 9e15, 1e300, math.nan, math.inf, -math.inf, "1", None, True, []],
     str: ["", "x", "x" * 9999, "x" * 10_001, "\x00", "\u202e", "../..", "\ud800", 5, None, [], "qint8", "complex64",

@@ -16,12 +16,20 @@ from coterie.deploy.handshake import Hello, HostedClient, SampleSchema, to_json
 from coterie.deploy.membership import Membership
 from coterie.deploy.roster import load_identity, read_roster, sign
 from coterie.deploy.sample_schema import difference, pooled
+from coterie.deploy.task_schema import TaskSchema
 from coterie.deploy.wire import Refused
 
 COLUMNS = tuple(map(Column, ("age", "sex", "trestbps", "chol")))
 TABLE = SampleSchema(
-    "heart", 2, ("healthy", "sick"), (4,), "float32", Transform((0.0,) * 4, (1.0,) * 4, columns=COLUMNS)
+    "heart",
+    2,
+    ("healthy", "sick"),
+    (4,),
+    "float32",
+    Transform((0.0,) * 4, (1.0,) * 4, columns=COLUMNS),
+    TaskSchema("classification", {"classes": 2}, ()),
 )
+THREE = TaskSchema("classification", {"classes": 3}, ())
 
 
 def said(device: str, client: int = 0, schema: SampleSchema = TABLE, samples: int = 30, **more: Any) -> Hello:
@@ -59,7 +67,10 @@ OTHERS = {
         replace(TABLE, class_names=("sick", "healthy")),
         "class 0 is 'sick' on device b and 'healthy' on device a",
     ),
-    "more": (replace(TABLE, classes=3, class_names=()), "class 0 is none on device b and 'healthy' on device a"),
+    "more": (
+        replace(TABLE, classes=3, class_names=(), task=THREE),
+        "class 0 is none on device b and 'healthy' on device a",
+    ),
     "type": (replace(TABLE, dtype="float16"), "device b has float16 samples of shape (4,), device a has float32"),
     "scaling": (
         replace(TABLE, transform=replace(TABLE.transform, mean=(), std=())),

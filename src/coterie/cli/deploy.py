@@ -83,6 +83,11 @@ def add_flower_flags(parser: argparse.ArgumentParser, argv: list[str]) -> None:
     parser.add_argument("--head", metavar="NAME", help="name of the model's head; default: the last layer that runs")
     add_train_only(parser)
     parser.add_argument(
+        "--task",
+        metavar="package.module:Class",
+        help="the devices' task, if it is not one of Coterie's",
+    )
+    parser.add_argument(
         "--protocol", default="pac", help="paper whose settings are the defaults: pac, reg, crc or akd; default: pac"
     )
     add_flags(parser, "service", Service)  # no presets: its number of clients is not the protocol's
@@ -136,6 +141,7 @@ def add_join_flags(parser: argparse.ArgumentParser) -> None:
 def do_serve(chosen: argparse.Namespace) -> None:
     from coterie.api.progress import round_line
     from coterie.cli.training import live_page
+    from coterie.core.metric_scale import ACCURACY_SCALE
     from coterie.deploy.pending import Timeouts
     from coterie.deploy.server import Service, serve
     from coterie.deploy.transports.mqtt import Broker
@@ -162,6 +168,7 @@ def do_serve(chosen: argparse.Namespace) -> None:
             head=getattr(chosen, "head", None),
             model_args=model_args(chosen),
             train_only=getattr(chosen, "train_only", None),
+            task=getattr(chosen, "task", None),
             protocol=chosen.protocol,
             timeouts=Timeouts(**given(chosen, Timeouts)),
             out=out,
@@ -181,8 +188,9 @@ def do_serve(chosen: argparse.Namespace) -> None:
             say(f"{outcome['name']}: no device sent scores; with --dp sample, devices need --tell-scores")
             continue
         few = worst_tenth_text([outcome["clients"]])
-        mean, worst = 100 * outcome["mean"], 100 * outcome["worst10"]
-        say(f"{outcome['name']}: {mean:.2f} (mean over clients), worst 10 % ({few}) {worst:.2f}")
+        mean, worst = (result.metric.number(outcome[name]) for name in ("mean", "worst10"))
+        what = "" if result.metric == ACCURACY_SCALE else f" {result.metric.words}"
+        say(f"{outcome['name']}: {mean}{what} (mean over clients), worst 10 % ({few}) {worst}")
     show(f"Results are in {out}; the clients' models are on their devices")
 
 
@@ -209,6 +217,7 @@ def do_join(chosen: argparse.Namespace) -> None:
         exact_statistics(settings, data, tell_classes),
         getattr(chosen, "method", None),
         model_args(chosen),
+        type(data.task),
     )
     broker = Broker(**given(chosen, Broker))
     saved = MqttDevice(broker, chosen.name, chosen.device, data, ids, policy, say, tell_classes).run()

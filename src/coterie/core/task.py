@@ -33,6 +33,7 @@ class Task(nn.Module, ABC):
     class_axis: ClassVar[int | None] = None  # axis of outputs along which logits of classes lie; None: no logits
     more_metrics: ClassVar[tuple[Metric, ...]] = ()  # in addition to those that a constructor passes
     label_type: ClassVar[torch.dtype] = torch.int64  # of labels; a floating type for numbers
+    standardized: ClassVar[bool] = False  # whether options `mean` and `std` are those of the training labels
     constant: Tensor | None = None  # an output that fits all labels as well as one can; None: unknown
 
     def __init__(self, choice: Sequence[Metric], metric: str | None = None, **options: Any) -> None:

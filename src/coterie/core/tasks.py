@@ -78,12 +78,14 @@ LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
 class Regression(Task):
     """One or several numbers per sample. Outputs and labels are (B, T).
 
-    mean, std: (T,) of the training labels. The network learns (label - mean) / std, and the model gives outputs in the
-    units of the labels. loss: mse, mae or huber (quadratic below one standard deviation), of standardized errors.
+    mean, std: (T,) of the training labels; the deviation of a constant is set to 1. The network learns (label - mean) /
+    std, and the model gives outputs in the units of the labels. loss: mse, mae or huber (quadratic below one standard
+    deviation), of standardized errors.
     """
 
     name = "regression"
     label_type = torch.float32
+    standardized = True
     mean: Tensor
     std: Tensor
 
@@ -96,6 +98,7 @@ class Regression(Task):
         metric: str | None = None,
     ) -> None:
         mean, std = list(mean) or [0.0] * targets, list(std) or [1.0] * targets
+        std = [s if s > 1e-8 * max(abs(m), 1e-8) else 1.0 for m, s in zip(mean, std, strict=False)]
         super().__init__(metrics.NUMBERS, metric, targets=targets, mean=mean, std=std, loss=loss)
         if loss not in LOSSES:
             raise unknown("loss", loss, LOSSES)
@@ -107,9 +110,8 @@ class Regression(Task):
 
     @classmethod
     def fitted(cls, y: Tensor, classes: int, **options: Any) -> Self:
-        """Mean and standard deviation are those of y; the deviation of a constant is set to 1."""
+        """Mean and standard deviation are those of y."""
         mean, std = y.double().mean(0), y.double().std(0, correction=0)
-        std = torch.where(std > 1e-8 * mean.abs().clamp_min(1e-8), std, 1.0)
         return cls(**{"targets": y.shape[1], "mean": mean.tolist(), "std": std.tolist(), **options})
 
     @property

@@ -227,7 +227,7 @@ class Agreement:
             return Received(header, {})
         tensors = decode(message, schema)
         for split in tensors.keys() & set(self.splits):
-            check_scores(split, tensors[split])
+            check_scores(split, tensors[split], self.model.task.metric.scale)
         check_finite({name: t for name, t in tensors.items() if name not in self.splits})
         return Received(header, tensors)
 

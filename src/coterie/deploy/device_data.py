@@ -9,13 +9,11 @@ from coterie.api import DataSettings, load_clients
 from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
 from coterie.core.packing import names
-from coterie.core.task import Classification
 from coterie.data.user import is_path
 from coterie.data.user.arrow_columns import parquet_names
 from coterie.data.user.bounds import Unusable
 from coterie.data.user.csv_files import csv_names
 from coterie.data.user.reading import CLIENTS
-from coterie.runs.describe import described_task
 
 
 def load_hosted_clients(clients: str, wanted: DataSettings) -> tuple[tuple[int, ...], FederatedData]:
@@ -24,12 +22,6 @@ def load_hosted_clients(clients: str, wanted: DataSettings) -> tuple[tuple[int, 
     if len(ids) == 1 and is_path(wanted.dataset) and is_one_table(wanted):
         wanted = replace(wanted, client_column="")
     data = load_clients(**asdict(wanted))
-    if described_task(data.task) != described_task(Classification(data.classes)):
-        raise CoterieError(
-            f"federations of devices support plain classification, measured by accuracy; {wanted.dataset} is "
-            f"{data.task.described()}, measured by {data.task.metric.scale.words}; train on one machine with `coterie "
-            "run`, or leave out --task, --task-args and --metric"
-        )
     if data.transform.inputs:
         raise CoterieError(
             f"federations of devices support samples with one input; those of {wanted.dataset} have "

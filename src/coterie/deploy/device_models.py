@@ -23,6 +23,7 @@ from coterie.deploy.handshake import Terms
 from coterie.execution import ClientMemory, Scores
 from coterie.federation import History, Round, Settings
 from coterie.personal.adapt import leave
+from coterie.runs.describe import described_task
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ def save_models(device: Device, terms: Terms, out: Path, policy: DevicePolicy) -
             "args": dict(policy.model_args),
             "train_only": terms.train_only,
         },
+        "task": described_task(device.model.task),
         "data": {**facts(data), "ids": list(ids)},
         "federation": asdict(Settings(rounds=terms.rounds, seed=terms.seed)),
         "deployment": {"federation": terms.federation, "clients": terms.clients},

@@ -16,11 +16,14 @@ from coterie.core.errors import CoterieError
 from coterie.core.importing import is_code
 from coterie.core.method import AnyMethod
 from coterie.core.model import Model
+from coterie.core.task import Task
+from coterie.data.task_choice import read_options
 from coterie.deploy.agreement import Agreement
 from coterie.deploy.device import Device
 from coterie.deploy.handshake import Terms, dtype_of, from_json, to_json
 from coterie.deploy.privacy_record import DELTA, PrivacyBudget, PrivacyRecord
 from coterie.deploy.store import Store
+from coterie.deploy.task_schema import MOMENTS
 from coterie.deploy.wire import Refused, TensorSchema, checksum, decode, read_header
 from coterie.models import build_model
 from coterie.privacy import Protection
@@ -30,10 +33,12 @@ from coterie.runs.config import made_method
 from coterie.runs.disk import whole, writing
 
 AUTO, FILLS, CLASSES = "--normalise auto", "Filling gaps with the training median", "--tell-classes"
+TARGETS = "Standardizing the numbers to predict"
 ALTERNATIVES = {  # to options that reveal exact statistics
     AUTO: "use --normalise none, and scale the values beforehand by public constants",
     FILLS: "fill gaps beforehand with public constants",
     CLASSES: "omit it",
+    TARGETS: "pass public constants, such as --task-args mean=[140],std=[20]",
 }
 
 
@@ -50,6 +55,7 @@ class DevicePolicy:
     exact: tuple[str, ...] = ()  # options that reveal exact statistics in the hello, of ALTERNATIVES
     method: str | None = None  # import path of the method, if it is not built in
     model_args: Mapping[str, Any] = field(default_factory=dict)  # of the network's constructor
+    task: type[Task] | None = None  # of this device's data
 
     def __post_init__(self) -> None:
         if self.max_epsilon is not None and not 0 < self.max_epsilon < math.inf:
@@ -70,7 +76,9 @@ class DevicePolicy:
 def exact_statistics(wanted: DataSettings, data: FederatedData, tell_classes: bool) -> tuple[str, ...]:
     """The options that reveal exact statistics of the samples when a device joins."""
     fitted = any(column.fill is not None for column in data.transform.columns)
-    found = {AUTO: wanted.normalise == "auto", FILLS: fitted, CLASSES: tell_classes}
+    constants = read_options(wanted.task_args).keys() >= set(MOMENTS)
+    targets = data.task.standardized and not constants
+    found = {AUTO: wanted.normalise == "auto", FILLS: fitted, CLASSES: tell_classes, TARGETS: targets}
     return tuple(name for name, used in found.items() if used)
 
 
@@ -88,8 +96,8 @@ def network_from_terms(terms: Terms, policy: DevicePolicy, start: bytes | None =
     network = policy.model if named is None else named
     assert network is not None
     model = build_model(
-        network, *samples.raw_sample, samples.classes, samples.transform, terms.head, terms.seed, policy.model_args,
-        train_only=terms.train_only,
+        network, *samples.raw_sample, samples.task.made(policy.task), samples.transform, terms.head, terms.seed,
+        policy.model_args, samples.task.label_shape, terms.train_only,
     )  # fmt: skip
     if start is None:
         return model
@@ -173,7 +181,10 @@ def device_from_terms(
             policy.folder, terms.federation, PrivacyBudget(protection, terms.rounds, policy.max_epsilon, policy.delta)
         )
     tell_scores = policy.tell_scores or protection.dp != "sample"
-    data = replace(data, transform=terms.schema.transform)
+    data = replace(data, transform=terms.schema.transform, task=agreement.model.task)
+    for split in (data.train, data.test, data.validation):
+        if split is not None:
+            data.task.check_labels(split.y, f"{data.name}: labels for the federation's task")
     return Device(agreement, data, ids, Store(policy.folder / terms.federation[:16]), record, tell_scores)
 
 

@@ -27,14 +27,14 @@ WEIGHTS, STATISTICS, COMPUTED, SCORES, REASON = "weights", "statistics", "comput
 
 ABOUT = {  # category -> description
     SETUP: "names, numbers and certificates of devices, clients, versions and rounds",
-    SCHEMA: "schema of the samples: shape, type, classes, columns and categories",
+    SCHEMA: "schema of the samples: shape, type, task, classes, columns and categories",
     SIZE: "numbers of samples",
     CLASSES: "training samples per class",
-    MEASURED: "mean, standard deviation and fill values of the samples",
+    MEASURED: "mean, standard deviation and fill values of the samples, and of numbers to predict",
     WEIGHTS: "trained weights",
     STATISTICS: "statistics of features per class",
     COMPUTED: "other values computed from the samples",
-    SCORES: "accuracy and loss on test and validation samples",
+    SCORES: "accuracy, or another metric, and loss on test and validation samples, of personal and global models",
     REASON: "why a client did not answer",
 }
 
@@ -45,6 +45,11 @@ CATEGORIES: dict[str, str] = {
     "hello.schema.class_names": SCHEMA,
     "hello.schema.shape": SCHEMA,
     "hello.schema.dtype": SCHEMA,
+    "hello.schema.task.kind": SCHEMA,
+    "hello.schema.task.options": SCHEMA,
+    "hello.schema.task.label_shape": SCHEMA,
+    "hello.schema.task.mean": MEASURED,
+    "hello.schema.task.std": MEASURED,
     "hello.schema.transform.mean": MEASURED,
     "hello.schema.transform.std": MEASURED,
     "hello.schema.transform.crop": SETUP,
@@ -145,7 +150,7 @@ def protected(category: str, mode: Mode) -> str:
         case "measured":
             if sample:
                 return "constants only; fitted values are refused"
-            return "exact, with `--normalise auto` or `--missing`"
+            return "exact, with `--normalise auto` or `--missing`, and for regression"
         case "weights" if encrypted:
             return "encrypted"
         case "weights" if sample:

@@ -14,6 +14,7 @@ from coterie.core.errors import CoterieError
 from coterie.core.validation import Limits, fitting
 from coterie.core.version import VERSION
 from coterie.deploy.agreement import COMPRESS
+from coterie.deploy.task_schema import TaskSchema
 from coterie.deploy.wire import PROTOCOL, Refused, readable
 
 T = TypeVar("T")
@@ -32,6 +33,7 @@ class SampleSchema:
     shape: tuple[int, ...]
     dtype: str
     transform: Transform
+    task: TaskSchema
 
     @property
     def raw_sample(self) -> tuple[tuple[int, ...], torch.dtype]:
@@ -41,7 +43,8 @@ class SampleSchema:
     @staticmethod
     def of(data: FederatedData) -> SampleSchema:
         dtype = str(data.train.x.dtype).removeprefix("torch.")
-        return SampleSchema(data.name, data.classes, data.class_names, data.shape, dtype, data.transform)
+        labels = data.classes, data.class_names
+        return SampleSchema(data.name, *labels, data.shape, dtype, data.transform, TaskSchema.of(data))
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,8 @@ class Terms:
 
 
 def hello(device: str, data: FederatedData, ids: tuple[int, ...], tell_classes: bool = False) -> Hello:
-    counts = data.train.class_counts(data.classes).tolist() if tell_classes else [[n] for n in data.train.sizes]
+    told = tell_classes and data.classes > 0
+    counts = data.train.class_counts(data.classes).tolist() if told else [[n] for n in data.train.sizes]
     held = [None] * len(ids) if data.validation is None else data.validation.sizes
     names = [readable(name) for name in data.client_names] or [""] * len(ids)
     rows = zip(ids, counts, data.test.sizes, held, names, strict=True)

@@ -13,9 +13,11 @@ import torch
 
 from coterie.core.errors import CoterieError
 from coterie.core.method import Census
+from coterie.core.task import Task
 from coterie.deploy.handshake import Hello, HostedClient, SampleSchema, from_json, read
 from coterie.deploy.roster import Roster, fingerprint
-from coterie.deploy.sample_schema import difference, pooled
+from coterie.deploy.sample_schema import difference, pooled, pooled_task
+from coterie.deploy.task_schema import check_task
 from coterie.deploy.wire import Refused, checksum
 
 MAX_INPUTS = 2**24  # values of a sample
@@ -34,9 +36,15 @@ class Membership:
     """Grows as devices join. A client belongs to the device in the roster, or else to the first that announces it."""
 
     def __init__(
-        self, num_clients: int, roster: Roster | None = None, max_samples: int = MAX_SAMPLES, robust: bool = False
+        self,
+        num_clients: int,
+        roster: Roster | None = None,
+        max_samples: int = MAX_SAMPLES,
+        robust: bool = False,
+        task: type[Task] | None = None,
     ) -> None:
-        """max_samples: of one client. robust: pool statistics of samples by medians."""
+        """max_samples: of one client. robust: pool statistics of samples by medians. task: the server's own, if any."""
+        self.task = task
         self.num_clients, self.roster, self.max_samples, self.robust = num_clients, roster, max_samples, robust
         self.devices: dict[str, Hello] = {}
         self.owner: dict[int, str] = {}  # client -> device
@@ -88,7 +96,7 @@ class Membership:
     def _check(self, hello: Hello) -> None:
         if not NAME.fullmatch(hello.device):
             raise Refused("invalid device name: use letters, digits, '-', '_' and '.'")
-        check_schema(hello.schema)
+        check_schema(hello.schema, self.task)
         fingerprint(hello)
         if not hello.clients:
             raise Refused("the device hosts no clients")
@@ -101,7 +109,7 @@ class Membership:
             if self.roster:
                 self.roster.check(client.id, hello)
             counts = (*client.counts, client.test, client.validation or 0)
-            if len(client.counts) not in (1, hello.schema.classes) or min(counts) < 0:
+            if len(client.counts) not in (1, hello.schema.classes or 1) or min(counts) < 0:
                 raise Refused(f"invalid sample counts for client {client.id}: {listed_counts(counts)}")
             if sum(counts) > self.max_samples:
                 raise Refused(
@@ -151,7 +159,7 @@ class Membership:
         """Class counts are zero unless all devices share them; only reports use them, methods do not."""
         rows, classes = self.rows, self.schema.classes
         shared = all(len(client.counts) == classes for client in rows)
-        counts = torch.tensor([client.counts if shared else (0,) * classes for client in rows])
+        counts = torch.tensor([client.counts if shared else (0,) * classes for client in rows], dtype=torch.int64)
         return Census(torch.tensor([sum(client.counts) for client in rows]), counts)
 
     @property
@@ -174,10 +182,11 @@ class Membership:
         found = [hello for _, hello in sorted(self.devices.items())]  # independent of the order of arrival
         names = Counter(hello.schema.name for hello in found)
         schema = replace(found[0].schema, name=names.most_common(1)[0][0])
+        samples = [sum(sum(client.counts) for client in hello.clients) for hello in found]
+        schema = replace(schema, task=pooled_task([hello.schema.task for hello in found], samples, self.robust))
         transforms = [hello.schema.transform for hello in found]
         if all(transform == transforms[0] for transform in transforms):
             return schema
-        samples = [sum(sum(client.counts) for client in hello.clients) for hello in found]
         return replace(schema, transform=pooled(transforms, samples, self.robust))
 
     def about(self) -> Mapping[str, Any]:
@@ -190,6 +199,7 @@ class Membership:
             "class_names": list(schema.class_names),
             "client_names": self.names if any(self.names) else [],
             "shape": list(schema.shape),
+            "label_shape": list(schema.task.label_shape),
             "dtype": schema.dtype,
             "train_sizes": [sum(client.counts) for client in rows],
             "test_sizes": [client.test for client in rows],
@@ -200,15 +210,16 @@ class Membership:
         }
 
 
-def check_schema(schema: SampleSchema) -> None:
+def check_schema(schema: SampleSchema, task: type[Task] | None = None) -> None:
     """Raise `Refused` unless a network can be built for such samples."""
     sides = schema.shape
     possible = 1 <= len(sides) <= 4 and min(sides) >= 1 and math.prod(sides) <= MAX_INPUTS
-    if not possible or not 1 <= schema.classes <= MAX_CLASSES:
+    if not possible or not 0 <= schema.classes <= MAX_CLASSES:
         raise Refused(f"unsupported: {schema.dtype[:80]} samples of shape {sides} in {schema.classes} classes")
+    check_task(schema.task, schema.classes, task)
     if schema.dtype not in TYPES:
         raise Refused(f"unknown sample type '{schema.dtype[:80]}'; known: {', '.join(TYPES)}")
-    if len(schema.class_names) not in (0, schema.classes):
+    if schema.classes and len(schema.class_names) not in (0, schema.classes):
         raise Refused(f"{len(schema.class_names)} class names for {schema.classes} classes")
     mean, std = schema.transform.mean, schema.transform.std
     if len(mean) != len(std) or not all(value > 0 for value in std) or not 0 <= schema.transform.crop <= max(sides):

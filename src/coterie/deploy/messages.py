@@ -15,6 +15,7 @@ from torch import Tensor
 
 from coterie.core import tree
 from coterie.core.method import AnyMethod
+from coterie.core.metric_scale import MetricScale
 from coterie.core.wrapper import Around
 from coterie.deploy.wire import Header, InvalidAnswer, body, checksum, text
 
@@ -42,13 +43,22 @@ def version(header: Header, own: bytes) -> str:
     return checksum(*map(text, header._replace(made="")), body(own))
 
 
-def check_scores(split: str, scores: Tensor) -> None:
-    """Validate the number of correct samples, the number of samples, and their mean loss."""
-    correct, total, loss = scores.tolist()
-    if not 0 <= correct <= total < math.inf:
-        raise InvalidAnswer(f"impossible scores on {split}: {correct:g} correct of {total:g}")
-    if not 0 <= loss < math.inf:
-        raise InvalidAnswer(f"the loss on {split} must be finite and at least 0, got {loss:g}")
+def check_scores(split: str, scores: Tensor, metric: MetricScale) -> None:
+    """Validate the value of the metric times the number of samples, this number, and the mean loss."""
+    weighted, total, loss = scores.tolist()
+    if metric.counts and not 0 <= weighted <= total < math.inf:
+        raise InvalidAnswer(f"impossible scores on {split}: {weighted:g} correct of {total:g}")
+    if not metric.counts and not (0 <= total < math.inf and possible(weighted, total, metric)):
+        raise InvalidAnswer(f"impossible scores on {split}: {metric.words} times samples {weighted:g}, of {total:g}")
+    if not math.isfinite(loss) or (metric.counts and loss < 0):
+        raise InvalidAnswer(f"the loss on {split} must be finite{' and at least 0' * metric.counts}, got {loss:g}")
+
+
+def possible(weighted: float, total: float, metric: MetricScale) -> bool:
+    """Whether a metric can have this value; NaN: it is undefined for these samples."""
+    if math.isnan(weighted):
+        return total > 0
+    return math.isfinite(weighted) and (not metric.share or 0 <= weighted <= total * (1 + 1e-9))
 
 
 def settings(method: AnyMethod) -> dict[str, Any]:

@@ -60,7 +60,8 @@ class Remote(Backend):
         self.max_missing, self.held = max_missing, held or {}
         self.method, self.model, self.device = agreement.method, agreement.model, torch.device("cpu")
         self.num_clients, self.splits, self.census = agreement.num_clients, list(agreement.splits), census
-        self.chance = majority_share(census.class_counts) if agreement.model.task.metric == ACCURACY else None
+        counted = agreement.model.task.one_class and agreement.model.task.metric == ACCURACY
+        self.chance = majority_share(census.class_counts) if counted else None
         self.states = ClientMemory(self.num_clients, self.device)
         self.joined: dict[int, Message] = {}  # client -> its join request
         self.measured: dict[str, Scores] = {}  # of the clients that trained last

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from coterie.core.data import Column, Transform
 from coterie.deploy.handshake import SampleSchema
+from coterie.deploy.task_schema import TaskSchema, task_difference
 
 
 def difference(one: str, a: SampleSchema, other: str, b: SampleSchema) -> str | None:
@@ -26,9 +27,11 @@ def difference(one: str, a: SampleSchema, other: str, b: SampleSchema) -> str | 
             f"{one} has {a.dtype} samples of shape {a.shape}, {other} has {b.dtype} samples of shape {b.shape}; type "
             "and shape must be the same on all devices"
         )
+    if found := task_difference(one, a.task, other, b.task) if a.task.kind != b.task.kind else None:
+        return found
     if (a.classes, a.class_names) != (b.classes, b.class_names):
         return classes(one, a, other, b)
-    return transforms(one, a.transform, other, b.transform)
+    return task_difference(one, a.task, other, b.task) or transforms(one, a.transform, other, b.transform)
 
 
 def columns(one: str, ours: tuple[Column, ...], other: str, theirs: tuple[Column, ...]) -> str | None:
@@ -98,20 +101,37 @@ def pooled(transforms: list[Transform], samples: list[int], robust: bool = False
     robust: unweighted medians over devices, so that a single false report has little influence.
     """
     weight = torch.tensor(samples, dtype=torch.float64) / sum(samples)
+    mean, std = moments(transforms, weight, robust)
+    return replace(
+        transforms[0],
+        mean=mean,
+        std=std,
+        columns=tuple(fill(same, weight, robust) for same in zip(*(t.columns for t in transforms), strict=True)),
+    )
+
+
+def pooled_task(tasks: list[TaskSchema], samples: list[int], robust: bool = False) -> TaskSchema:
+    """The task of all devices, with mean and standard deviation over all their training labels."""
+    if all(task == tasks[0] for task in tasks):
+        return tasks[0]
+    weight = torch.tensor(samples, dtype=torch.float64) / sum(samples)
+    mean, std = moments(tasks, weight, robust)
+    return replace(tasks[0], mean=mean, std=std)
+
+
+def moments(
+    found: Sequence[Transform | TaskSchema], weight: Tensor, robust: bool
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation over all samples, from those of each device."""
 
     def middle(values: Tensor) -> Tensor:
         """(devices, n) -> (n,)"""
         return values.quantile(0.5, 0) if robust else (weight[:, None] * values).sum(0)
 
-    mean, std = (torch.tensor([getattr(t, name) for t in transforms], dtype=torch.float64) for name in ("mean", "std"))
+    mean, std = (torch.tensor([getattr(one, name) for one in found], dtype=torch.float64) for name in ("mean", "std"))
     center = middle(mean)
     spread = middle(std.square() + (mean - center).square()).sqrt()
-    return replace(
-        transforms[0],
-        mean=tuple(center.tolist()),
-        std=tuple(spread.tolist()),
-        columns=tuple(fill(same, weight, robust) for same in zip(*(t.columns for t in transforms), strict=True)),
-    )
+    return tuple(center.tolist()), tuple(spread.tolist())
 
 
 def fill(same: tuple[Column, ...], weight: Tensor, robust: bool) -> Column:

@@ -22,6 +22,8 @@ from coterie.core.errors import CoterieError, unknown
 from coterie.core.method import AnyMethod
 from coterie.core.model import Model
 from coterie.core.rehearsal import rehearse
+from coterie.core.task import Task
+from coterie.core.tasks import task_class
 from coterie.core.wrapper import innermost
 from coterie.deploy.agreement import COMPRESS, Agreement
 from coterie.deploy.handshake import SampleSchema, Terms, dtype_of, to_json
@@ -94,6 +96,7 @@ def run_federation(
     head: str | None = None,
     model_args: Mapping[str, Any] | None = None,
     train_only: str | None = None,
+    task: str | None = None,
     protocol: str = "pac",
     timeouts: Timeouts = Timeouts(),  # noqa: B008
     out: str | Path | None = None,
@@ -103,11 +106,15 @@ def run_federation(
     config: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Result:
-    """Run all rounds with the devices that join. resume: continue the run in `out`, if there is one."""
+    """Run all rounds with the devices that join. resume: continue the run in `out`, if there is one.
+
+    task: import path of the task, if it is not one of Coterie's; the devices say which task they train for.
+    """
     resume = resume and out is not None and is_started(Path(out))
     protection = Protection(**{f.name: settings.pop(f.name) for f in fields(Protection) if f.name in settings})
     roster = read_roster(service.roster, service.num_clients) if service.roster else None
-    membership = Membership(service.num_clients, roster, service.max_samples, protection.robust is not None)
+    own = None if task is None else task_class(task)
+    membership = Membership(service.num_clients, roster, service.max_samples, protection.robust is not None, own)
     before = read_config(Path(out))["deployment"] if resume and out else {}
     restore(membership, before)
 
@@ -133,9 +140,10 @@ def run_federation(
         check_private(protection, safety)
         network = model if model is not None else default_model
         identity = before["federation"] if before else secrets.token_hex(16)
-        made = network_for(network, schema, federation.seed, head, model_args, train_only)
+        made = network_for(network, schema, federation.seed, head, model_args, train_only, own)
         dtype, joining = dtype_of(schema), federation.joining(membership.num_clients)
-        rehearse(chosen, made, torch.zeros(4, *schema.shape, dtype=dtype), torch.arange(4) % schema.classes)
+        labels = made.task.example(made.label)
+        rehearse(chosen, made, torch.zeros(4, *schema.shape, dtype=dtype), torch.cat([labels, labels]))
         sizes = membership.census.samples.tolist()
         privacy = guarantee(protection, chosen, made, federation, torch.zeros(1, *schema.shape, dtype=dtype), sizes)
         privacy = privacy and {**privacy, "noise": SECRET}
@@ -214,9 +222,11 @@ def network_for(
     head: str | None,
     model_args: Mapping[str, Any] | None = None,
     train_only: str | None = None,
+    task: type[Task] | None = None,
 ) -> Model:
-    sample = (*schema.raw_sample, schema.classes, schema.transform)
-    return build_model(network, *sample, head, seed, model_args, train_only=train_only)
+    """task: a class outside Coterie that the user of the server has named."""
+    sample = (*schema.raw_sample, schema.task.made(task), schema.transform)
+    return build_model(network, *sample, head, seed, model_args, schema.task.label_shape, train_only)
 
 
 def server_test(service: Service, schema: SampleSchema, agreement: Agreement) -> ServerTest | None:

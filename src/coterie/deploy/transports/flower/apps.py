@@ -67,6 +67,7 @@ def run(grid: Any, config: Mapping[str, Any]) -> None:
         model=settings.model,
         head=settings.head,
         train_only=settings.train_only,
+        task=settings.task,
         protocol=settings.protocol,
         timeouts=settings.timeouts,
         out=out,
@@ -75,7 +76,8 @@ def run(grid: Any, config: Mapping[str, Any]) -> None:
         **settings.settings,
     )
     for outcome in result.outcomes():
-        log.info("%s: %.2f (mean over clients)", outcome.name, 100 * outcome.last.mean)
+        shown = result.metric.number(outcome.last.mean)
+        log.info("%s: %s %s (mean over clients)", outcome.name, shown, result.metric.words)
     log.info("results are in %s; the clients' models are on their devices", out)
 
 

@@ -91,6 +91,7 @@ class FlowerDevice:
             config.tell_scores,
             exact_statistics(self.settings, self.hosted[1], config.tell_classes),
             config.method or None,
+            task=type(self.hosted[1].task),
         )
 
     def answer(self, kind: str, packet: Packet) -> Packet:

@@ -29,6 +29,7 @@ class RunConfig(NamedTuple):
     model: str | None
     head: str | None
     train_only: str | None
+    task: str | None
     protocol: str
     out: str | None
     resume: bool
@@ -39,15 +40,15 @@ def read_run_config(config: Mapping[str, Any]) -> RunConfig:
     keys = opened("run config: ", config)
     method = keys.take("method", str)
     parts = [taken(keys, kind) for kind in (Service, Timeouts, *FEDERATION, type(make_method(method)))]
-    model, head, train_only = (keys.take(name, str, None) for name in ("model", "head", "train-only"))
+    model, head, train_only, task = (keys.take(name, str, None) for name in ("model", "head", "train-only", "task"))
     protocol = keys.take("protocol", str, "pac")
     out, resume = keys.take("out", str, None), keys.take("resume", bool, False)
     keys.close()
     if resume and out is None:
         raise CoterieError("run config: `resume` needs `out`, the folder of the run")
     settings = {name: value for part in parts[2:] for name, value in part.items()}
-    network = (model, head, train_only)
-    return RunConfig(method, Service(**parts[0]), Timeouts(**parts[1]), *network, protocol, out, resume, settings)
+    network, rest = (model, head, train_only, task), (protocol, out, resume, settings)
+    return RunConfig(method, Service(**parts[0]), Timeouts(**parts[1]), *network, *rest)
 
 
 def read_options(where: str, config: Mapping[str, Any], *kinds: type) -> list[dict[str, Any]]:
