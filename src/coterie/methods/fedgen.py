@@ -4,7 +4,7 @@ Zhu, Hong, Zhou: Data-Free Knowledge Distillation for Heterogeneous Federated Le
 The generator is two dense layers on noise and a one-hot label, without BatchNorm (the authors' code has it). As in
 that code, it keeps its Adam moments between rounds, a diversity term keeps it from ignoring the noise, and there is
 nothing to distill in the first round. Every sample of a batch brings one generated feature. The distilled loss has
-weight 1, as in the paper; the authors' code begins with 10, lowers it by 2 % every round, and adds a second term.
+weight 1 (not verified); the authors' code begins with 10, lowers it by 2 % every round, and adds a second term.
 Labels are drawn in proportion to the participants' class counts of the last round. Sizes, steps, batch and learning
 rate of the generator are those of the code for EMNIST, without its weight decay and its decay of the rate.
 """
