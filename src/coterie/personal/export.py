@@ -145,7 +145,9 @@ def write_onnx(model: PersonalModel, description: dict[str, Any], path: Path) ->
 
 def write_torchscript(model: PersonalModel, description: dict[str, Any], path: Path) -> list[Path]:
     """Write a TorchScript program, for C++ and other places that torch.export does not reach."""
-    x = probe(model.sample_shape, model.sample_dtype)
+    x = probe(model.info)
+    if not isinstance(x, Tensor):
+        raise CoterieError("a TorchScript program takes one input, this network several; use --to torch or onnx")
     content = io.BytesIO()
     with quiet(), torch.no_grad():
         trace: Any = torch.jit.trace

@@ -18,6 +18,7 @@ from coterie.report.naming import entries, named
 from coterie.report.page import document
 from coterie.report.sections.rounds import over_rounds
 from coterie.report.sections.summary import all_clients, duration
+from coterie.report.seeds import grouped
 from coterie.runs.finding import is_run, runs_below
 from coterie.runs.following import FollowedRun
 
@@ -83,7 +84,7 @@ class LivePage:
             parts.append(status_table(shown))
         for metric in dict.fromkeys(run.metric for run in shown):  # charts have one axis
             same = [run for run in shown if run.metric == metric]
-            parts += [all_clients(entries(same)), over_rounds(same)]
+            parts += [all_clients(grouped(same)), over_rounds(same)]
         return join(*parts)
 
     def whole(self) -> str:
@@ -150,7 +151,7 @@ def summary(runs: Sequence[FollowedRun]) -> str:
 
 def status_table(runs: Sequence[FollowedRun]) -> Markup:
     """One line for each run: how far it is, its clients, scores, traffic and the time that is left."""
-    names = [name for _, name, _ in named(runs)]
+    names = [name for _, name in named(runs)]
     made = table("Progress", HEADER, [status_row(run, name) for run, name in zip(runs, names, strict=True)])
     metric = runs[0].metric
     about = (

@@ -18,6 +18,7 @@ from coterie.analysis.outcomes import title
 from coterie.api import VARY, DataSettings, Execution, execute, find_data
 from coterie.api.interrupting import INTERRUPTED
 from coterie.api.result import Result
+from coterie.api.variations import Candidate
 from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError, Diverged
 from coterie.core.version import VERSION
@@ -30,7 +31,6 @@ from coterie.papers.reproduce import Watching
 from coterie.papers.results import committed, hardware
 from coterie.tuning.schedule import SearchBudget, Stage, Stages
 from coterie.tuning.search import about, begun, best_of, check, do_trials, make_task
-from coterie.tuning.space import Candidate
 from coterie.tuning.standings import ranked
 from coterie.tuning.trials import SearchTask, Trials, without_test
 

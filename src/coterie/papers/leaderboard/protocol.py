@@ -15,6 +15,7 @@ from typing import Any
 from coterie.analysis.lookup import method_class, method_name, parts
 from coterie.analysis.outcomes import title
 from coterie.api import VARY, make_method
+from coterie.api.variations import Candidate
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.method import AnyMethod
 from coterie.core.validation import MOST_LETTERS, MappingReader, fitting, load_yaml
@@ -22,7 +23,7 @@ from coterie.data import PARTITIONS
 from coterie.methods import METHODS
 from coterie.papers.recipes import Plan, Recipe, RecipeRow
 from coterie.papers.recipes.reading import parse
-from coterie.tuning.space import Candidate, Space, Span, draws, read_space
+from coterie.tuning.space import Space, Span, draws, read_space
 
 OWN = Path(__file__).parent / "protocol.yaml"
 BASE = "quick"  # methods have their own papers' defaults there; a benchmark sets everything else
