@@ -26,7 +26,7 @@ def configured_method(argv: list[str]) -> list[str]:
     """The method that the file of --config names, for its flags; an empty list if there is none."""
     from coterie.api.configuration import read
 
-    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+    for word, following in zip(argv, [*argv[1:], ""], strict=False):
         flag, equals, value = word.partition("=")
         if flag == "--config":
             method = read(Path(value if equals else following)).get("method")
@@ -41,7 +41,7 @@ def configured(chosen: argparse.Namespace, command: str) -> argparse.Namespace:
     found = argparse.Namespace(**from_file(chosen, command) | vars(chosen))
     vars(found).pop("config", None)
     named = getattr(found, "method" if command == "run" else "methods", None)
-    if not named:
+    if named is None or named == []:
         raise CoterieError(ASK[command])
     for word in named if command == "compare" else ():
         if "=" in word:
