@@ -47,8 +47,7 @@ class ClientMemory:
 
     def fetched(self, ids: Tensor) -> Any:
         """(S, ...) copies of the rows of these clients, on the CPU."""
-        if self._locked:
-            torch.cuda.synchronize(self.device)  # copies into page-locked memory may be under way
+        self._wait()
         return tree.apply(lambda t: t[ids.to(t.device)].cpu(), self.kept)
 
     def restore(self, ids: Tensor, rows: tree.Tree) -> None:
@@ -70,8 +69,7 @@ class ClientMemory:
     def __getitem__(self, client: int) -> Any:
         """A copy of the state of this client, on the CPU."""
         row = range(self.num_clients)[client]
-        if self._locked:
-            torch.cuda.synchronize(self.device)  # copies into page-locked memory may be under way
+        self._wait()
         return tree.apply(lambda t: t[row].to("cpu", copy=True), self.kept)
 
     def __setitem__(self, client: int, state: Any) -> None:
@@ -83,6 +81,11 @@ class ClientMemory:
     @property
     def _locked(self) -> bool:
         return self.device.type == "cuda" and self.home == torch.device("cpu") and self.folder is None
+
+    def _wait(self) -> None:
+        """Before the CPU reads: copies into page-locked memory may be under way."""
+        if self._locked:
+            torch.cuda.synchronize(self.device)
 
     def _home(self, size: int) -> torch.device:
         if self.folder is not None or self.device.type == "cpu":
@@ -110,6 +113,7 @@ class ClientMemory:
     def _write(self, t: Tensor, ids: Tensor, new: Tensor) -> Tensor:
         if t.ndim > 1 and new.shape[1] > t.shape[1]:  # one entry per sample, and this client has more samples
             more = self._room(new)
+            self._wait()
             more[:, : t.shape[1]] = t
             t = more
         if t.ndim > 1:
