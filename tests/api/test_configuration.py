@@ -69,7 +69,7 @@ def test_settings_in_force_are_complete(protocol: str) -> None:
     for name in METHODS:
         force = run_in_force(name, data, protocol, {"optimizer": "adam"} if name == "fedavg" else {"lr": 0.3})
         own = {key: value for key, value in force.items() if key not in ("model", "protocol")}
-        assert run_in_force(name, data, "pac", own) == {**force, "protocol": "pac"}
+        assert run_in_force(name, data, protocol, own) == force
 
 
 @pytest.mark.long
@@ -88,7 +88,7 @@ def test_partitions_in_force() -> None:
     [
         ("method: fedpca", ["unknown method 'fedpca': did you mean 'fedpac'?"]),
         ("method: fedpac\nroundz: 3", ["unknown key 'roundz': did you mean 'rounds'?"]),
-        ("method: fedavg\nalign: 3", ["'align' is a setting of FedPAC"]),
+        ("method: fedavg\nalign: 3", ["'align' is a setting of FedCP, FedProto, FedPAC"]),
         ("method: fedpac\nnum_clients: 3", ["'num_clients' is a setting of data: write it below `data:`"]),
         ("method: fedpac\ndevice: cpu", ["'device' is a setting of backend: write it below `backend:`"]),
         ("method: fedpac\nseeds: 3", ["'seeds' is a key of coterie.compare, not of coterie.run"]),

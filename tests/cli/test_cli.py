@@ -217,7 +217,7 @@ COMMANDS = {
     "train": ["demo", "run", "compare", "resume", "tune"],
     "inspect": ["methods", "cite", "data", "privacy", "pictures", "watch", "report", "plot", "table"],
     "use models": ["models", "predict", "evaluate", "export", "adapt"],
-    "papers": ["recipes", "reproduce"],
+    "papers": ["recipes", "reproduce", "leaderboard"],
     "deploy": ["serve", "join", "certs", "flower", "keys"],
 }
 

@@ -114,6 +114,7 @@ def test_numbers_of_the_heat_map_are_a_table(page: Browser) -> None:
 
 
 def test_values_are_told_at_the_pointer_and_by_arrow_keys(page: Browser) -> None:
+    page.run("document.documentElement.style.scrollBehavior = 'auto'")  # else the page moves on below the pointer
     page.run("document.querySelector('svg[data-lines]').focus()")
     page.press("Home")
     first = page.run("tip.textContent")

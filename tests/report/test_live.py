@@ -150,7 +150,7 @@ def test_a_folder_that_is_no_run_or_a_trap(tmp_path: Path, capsys: pytest.Captur
     with LivePage(0, [tmp_path]) as page:
         body = get(page, "/")[2]
     assert "is a link, or not a plain file" in body
-    assert "root:" not in body
+    assert "root:x:" not in body
 
 
 def test_the_command_watches_another_process(tmp_path: Path) -> None:

@@ -214,7 +214,9 @@ def drive(
         show(line)
     partition = backend.data.partition if isinstance(backend, LocalBackend) else None
     data, counts = about["data"], backend.census.class_counts
-    drawn = portrait(data["name"], partition and partition.name, counts, data["class_names"], data["client_names"])
+    drawn = portrait(
+        data["name"], partition and partition.name, counts, data["class_names"], data.get("client_names", ())
+    )
     checkpoints = Checkpoints(folder.path / "checkpoint", backend, about, safety.checkpoint_every, folder.checksums)
     tracking = Tracking(trackers, folder.path, about)
     at_once = failed = False

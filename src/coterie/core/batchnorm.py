@@ -33,7 +33,7 @@ WORDS = {
 LEAVE_OUT = "choose another policy or another method"
 
 
-class Place(NamedTuple):
+class KeptTensor(NamedTuple):
     """A tensor in a message that stays with the client."""
 
     path: tuple[str, ...]  # fields and keys down to the dictionary that holds it
@@ -60,8 +60,8 @@ class KeptNorms(Around):
 
     policy: str = field(kw_only=True)
     names: tuple[str, ...] = field(kw_only=True)  # of the tensors that clients keep
-    places: tuple[Place, ...] = field(kw_only=True)  # in Down and in Up
-    welcomed: tuple[Place, ...] = field(kw_only=True)  # in the welcome
+    places: tuple[KeptTensor, ...] = field(kw_only=True)  # in Down and in Up
+    welcomed: tuple[KeptTensor, ...] = field(kw_only=True)  # in the welcome
     rehearsing: bool = field(default=False, kw_only=True)  # whether to check the method
 
     def __post_init__(self) -> None:
@@ -204,7 +204,7 @@ def first_messages(method: AnyMethod, model: Model) -> tuple[Any, Tree]:
     return method.server_send(server, torch.tensor(0)), method.server_welcome(server)
 
 
-def initial(model: Model, places: Iterable[Place]) -> Tree:
+def initial(model: Model, places: Iterable[KeptTensor]) -> Tree:
     """What a client keeps before its first training: the initial tensors of the network."""
     start = tree.flatten(model.start)
     return {str(place): start[place.name].expand(place.shape) for place in places}
@@ -215,12 +215,12 @@ def differing(tensors: Tree, start: Tree) -> str | None:
     return next((name for name, t in tensors.items() if not torch.allclose(t, start[name])), None)
 
 
-def find(message: Any, names: Iterable[str]) -> Iterator[Place]:
+def find(message: Any, names: Iterable[str]) -> Iterator[KeptTensor]:
     """The tensors in the dictionaries of a message that have, at the end of their dotted names, one of these names."""
     known = set(names)
     parts = {name.count(".") for name in known}
 
-    def walk(node: Any, path: tuple[str, ...]) -> Iterator[Place]:
+    def walk(node: Any, path: tuple[str, ...]) -> Iterator[KeptTensor]:
         for key, branch in branches(node):
             if not isinstance(branch, Tensor):
                 yield from walk(branch, (*path, key))
@@ -228,7 +228,7 @@ def find(message: Any, names: Iterable[str]) -> Iterator[Place]:
                 words = ".".join((*path, key)).split(".")
                 name = next((n for n in (".".join(words[-1 - count :]) for count in parts) if n in known), None)
                 if name is not None:
-                    yield Place(path, key, name, tuple(branch.shape))
+                    yield KeptTensor(path, key, name, tuple(branch.shape))
 
     return walk(message, ())
 
@@ -248,7 +248,7 @@ def rebuilt(node: Any, held: Iterable[tuple[str, Any]]) -> Any:
     return type(node)(*values) if hasattr(node, "_fields") else tuple(values)
 
 
-def without(message: Any, places: Iterable[Place]) -> Any:
+def without(message: Any, places: Iterable[KeptTensor]) -> Any:
     """The message without the tensors at these places."""
     gone = {(place.path, place.key) for place in places}
 
@@ -261,7 +261,7 @@ def without(message: Any, places: Iterable[Place]) -> Any:
     return walk(message, ())
 
 
-def filled(message: Any, places: Iterable[Place], tensors: Tree) -> Any:
+def filled(message: Any, places: Iterable[KeptTensor], tensors: Tree) -> Any:
     """The message with these tensors at their places."""
     missing: dict[tuple[str, ...], Tree] = {}
     for place in places:
@@ -276,7 +276,7 @@ def filled(message: Any, places: Iterable[Place], tensors: Tree) -> Any:
     return walk(message, ())
 
 
-def read(message: Any, places: Iterable[Place]) -> Tree:
+def read(message: Any, places: Iterable[KeptTensor]) -> Tree:
     """The tensors at these places, by their dotted names."""
     found = {}
     for place in places:

@@ -16,9 +16,9 @@ from coterie.runs.finding import folders_in, is_started, started_in
 
 log = logging.getLogger("coterie")
 OF_A_RUN = {
-    "config.json", "metrics.csv", "clients.csv", "evaluation.csv", "classes.csv", "partition.npz", "partition.svg",
-    "models", "reports.npz", "result.json", "log.txt", "checkpoint", CHECKSUMS, "tensorboard", "wandb", "mlruns",
-    "tracking.json",
+    "config.json", "metrics.csv", "clients.csv", "evaluation.csv", "confusion.csv", "classes.csv", "partition.npz",
+    "partition.svg", "models", "reports.npz", "result.json", "log.txt", "checkpoint", CHECKSUMS, "tensorboard", "wandb",
+    "mlruns", "tracking.json",
 }  # fmt: skip
 OF_A_COMPARISON = {"command.json", "compare.json"}  # next to its runs
 NEW, OLD = ".new", ".old"  # endings of the folders of a replacement
