@@ -78,7 +78,7 @@ def show_suggestions(chosen: argparse.Namespace, found: list[MethodEntry]) -> No
     asked = situations(chosen.suggest)
     notes = ["Guidance from the papers' designs and the code, not a measurement: compare them on your data."]
     if len(best) > SHOWN:
-        notes.insert(0, f"{len(best) - SHOWN} more with --json.")
+        notes.insert(0, f"Also: {', '.join(s.entry.name for s in best[SHOWN:])}.")
     if len(best[0].met) < len(asked):
         notes.insert(0, f"No method meets all {len(asked)} situations; each of these meets {len(best[0].met)}.")
     rows = [[s.entry.name, s.reason] for s in best[:SHOWN]]
