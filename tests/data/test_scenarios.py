@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.model_selection import train_test_split
 
 from coterie.core.errors import CoterieError
 from coterie.data import PARTITIONS, Dataset, Labels, divide, load
@@ -30,7 +31,7 @@ sizes = st.lists(st.tuples(st.integers(5, 60), st.integers(2, 20)), min_size=2, 
     clients=st.integers(1, 6),
     alpha=st.sampled_from([0.3, 1.0, 10.0]),
     seed=st.integers(0, 10**6),
-    rule=st.sampled_from(["dirichlet", "dirichlet-crc"]),
+    rule=st.sampled_from(["dirichlet", "dirichlet-crc", "dirichlet-pfllib"]),
 )
 def test_merged_dirichlet_uses_every_sample_once(
     sizes: list[tuple[int, int]], clients: int, alpha: float, seed: int, rule: str
@@ -44,7 +45,7 @@ def test_merged_dirichlet_uses_every_sample_once(
     assert made.merged
     every = np.concatenate(made.train + made.test)
     np.testing.assert_array_equal(np.sort(every), np.arange(len(labels.merged)))
-    share = {"dirichlet": 0.75, "dirichlet-crc": 0.8}[rule]
+    share = 0.8 if rule == "dirichlet-crc" else 0.75
     for train, test in zip(made.train, made.test, strict=True):
         assert len(train) + len(test) >= 2
         assert len(train) == max(1, int(share * (len(train) + len(test))))
@@ -82,6 +83,39 @@ def test_dirichlet_is_drawn_from_the_known_distribution(clients: int, smallest: 
     drawn = [draw_counts(draw, [6000] * 10, clients, 0.1, True) for _ in range(400)]
     large = [counts is not None and counts.sum(axis=0).min() >= smallest for counts in drawn]
     assert abs(np.mean(large) - chance) < 0.08
+
+
+def test_dirichlet_pfllib_draws_what_pfllib_draws() -> None:
+    """PFLlib's procedure on numpy's global generator, written again, with scikit-learn's own split."""
+    y = np.repeat(np.arange(4), [300, 40, 160, 100])[np.random.default_rng(5).permutation(600)]
+    np.random.seed(3)  # noqa: NPY002
+    held: list[list[int]] = [[]]
+    while min(map(len, held)) < 80:
+        held = [[] for _ in range(5)]
+        for label in range(4):
+            samples = np.where(y == label)[0]
+            np.random.shuffle(samples)  # noqa: NPY002
+            share = np.random.dirichlet([0.3] * 5)  # noqa: NPY002
+            share = np.array([p if len(own) < 600 / 5 else 0 for p, own in zip(share, held, strict=True)])
+            ends = (np.cumsum(share / share.sum()) * len(samples)).astype(int)
+            for i, own in enumerate(held):
+                own += samples[ends[i - 1] if i else 0 : ends[i] if i < 4 else None].tolist()
+    made = PARTITIONS["dirichlet-pfllib"](
+        Labels("y", y[:450], y[450:], tuple("abcd")), num_clients=5, alpha=0.3, min_size=80, seed=3
+    )
+    for own, train, test in zip(held, made.train, made.test, strict=True):
+        theirs = train_test_split(own, train_size=0.75, shuffle=True)
+        assert [train.tolist(), test.tolist()] == theirs
+
+
+def test_dirichlet_pfllib_gives_the_clients_of_pfakd() -> None:
+    """Its authors' generator for CIFAR-10 (seed 42) makes clients of 3,707 to 8,084 images."""
+    y = np.tile(np.arange(10), 6000)
+    made = PARTITIONS["dirichlet-pfllib"](
+        Labels("y", y[:50000], y[50000:], tuple("0123456789")), num_clients=10, alpha=0.5, seed=42
+    )
+    sizes = [len(train) + len(test) for train, test in zip(made.train, made.test, strict=True)]
+    assert (min(sizes), max(sizes)) == (3707, 8084)
 
 
 def test_dirichlet_gives_up_in_words(balanced: Balanced) -> None:

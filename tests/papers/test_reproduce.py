@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -148,6 +149,27 @@ def test_an_interrupted_call_goes_on(
     monkeypatch.setattr(module, "execute", counted)
     go(recipe, tmp_path / "out")
     assert len(trained) == len(set(trained)) == 12
+
+
+def test_the_time_limit_leaves_the_rest_for_later(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of two trainings is stopped after two of three rounds: it has no result and is no failure."""
+    shelf, lines, seen = Shelf(tmp_path / "results"), list[str](), list[Round]()
+    selection = [(recipe, chosen_rows(recipe, ["local", "fedavg"])[:1])]
+    settings: dict[str, Any] = {"seeds": 1, "rounds": 3, "how": Execution(), "data_dir": None, "commit": None}
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "over", lambda deadline: deadline is not None and len(seen) >= 4)
+        watching = lambda title, rounds: nullcontext(seen.append)  # noqa: E731
+        assert reproduce(selection, shelf, max_seconds=60, watching=watching, say=lines.append, **settings) == []
+    assert len(seen) == 5
+    assert len(list(shelf.folder.rglob("*.json"))) == 1
+    assert lines == ["--max-time is over; the same command continues"]
+    unwatched = lambda title, rounds: nullcontext(lambda record: None)  # noqa: E731
+    assert reproduce(selection, shelf, max_seconds=1e-9, watching=unwatched, **settings) == []
+    assert len(list(shelf.folder.rglob("*.json"))) == 1
+    assert reproduce(selection, shelf, watching=unwatched, **settings) == []
+    assert len(list(shelf.folder.rglob("*.json"))) == 2
 
 
 def test_a_damaged_file_is_run_again(recipe: Recipe, tmp_path: Path, trained: list[str]) -> None:

@@ -185,6 +185,12 @@ def add_track(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--track", metavar="NAMES", help="log to tensorboard, wandb or mlflow, separated by commas")
 
 
+def add_max_time(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--max-time", metavar="TIME", help="stop after this time, such as 25m; the same command continues"
+    )
+
+
 def add_format(parser: argparse.ArgumentParser) -> None:
     from coterie.analysis.tables import FORMATS
 

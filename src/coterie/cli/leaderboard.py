@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from coterie.cli.flags import MakeCommand, add_flags, add_format, asked_for, given
+from coterie.cli.flags import MakeCommand, add_flags, add_format, add_max_time, asked_for, given
 
 
 def add_commands(command: MakeCommand, argv: list[str]) -> None:
@@ -30,9 +30,7 @@ def add_board_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--list", action="store_true", help="list the benchmarks, and run nothing")
     parser.add_argument("--show", action="store_true", help="run nothing, only show existing results")
     parser.add_argument("--jobs", type=int, default=1, help="methods at a time, each in its own process; default: 1")
-    parser.add_argument(
-        "--max-time", metavar="TIME", help="stop after this time, such as 25m; the same command continues"
-    )
+    add_max_time(parser)
     parser.add_argument(
         "--merge", metavar="PATH", nargs="+", help="first add the results of these folders, or archives made by --pack"
     )

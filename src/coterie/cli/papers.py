@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from coterie.cli.flags import MakeCommand, add_flags, add_format, asked_for, given, number_or_word
+from coterie.cli.flags import MakeCommand, add_flags, add_format, add_max_time, asked_for, given, number_or_word
 
 
 def add_commands(command: MakeCommand, argv: list[str]) -> None:
@@ -38,6 +38,7 @@ def add_reproduce_flags(parser: argparse.ArgumentParser) -> None:
         "--rounds", type=int, help="another number of rounds than the paper's; stored apart from full runs"
     )
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each in its own process; default: 1")
+    add_max_time(parser)
     parser.add_argument(
         "--out", metavar="FOLDER", default="runs/recipes", help="folder of results; default: runs/recipes"
     )
@@ -74,6 +75,7 @@ def do_reproduce(chosen: argparse.Namespace) -> None:
     from coterie.api import Execution
     from coterie.api.progress import errors, watcher
     from coterie.core.errors import CoterieError
+    from coterie.federation.ending import seconds
     from coterie.papers.figures import write_figures
     from coterie.papers.recipes import Recipe, find
     from coterie.papers.reproduce import chosen_rows, reproduce, results
@@ -105,6 +107,7 @@ def do_reproduce(chosen: argparse.Namespace) -> None:
             commit=getattr(chosen, "commit", None),
             watching=lambda title, rounds: watcher(title, rounds, console if format == "terminal" else errors),
             jobs=chosen.jobs,
+            max_seconds=seconds(chosen.max_time) if hasattr(chosen, "max_time") else None,
             say=say,
         )
     )

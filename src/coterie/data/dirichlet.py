@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
-from numpy.random import Generator
+from numpy.random import Generator, RandomState
 from numpy.typing import NDArray
 
 from coterie.core.errors import CoterieError
@@ -26,6 +27,34 @@ def dirichlet(
 ) -> Partition:
     """Pool train and test, assign each class to clients below the average size, then split per client (PFLlib)."""
     return _merged(labels, num_clients, alpha, min_size, train_share, retries, seed, capped=True)
+
+
+@recorded
+def dirichlet_pfllib(
+    labels: Labels,
+    *,
+    num_clients: int = 20,
+    alpha: float = 0.1,
+    min_size: int = 1,
+    train_share: float = 0.75,
+    retries: int = 10_000,
+    seed: int = 1,
+) -> Partition:
+    """Like dirichlet, but each client has the very samples that PFLlib's data generator gives it for this seed."""
+    _check(num_clients, alpha, seed, min_size=min_size, retries=retries, train_share=train_share)
+    between(0, 2**32 - 1, seed=seed)
+    draw, y = RandomState(seed), labels.merged
+    parts = _retry(
+        lambda: draw_parts(draw, y, labels.classes, num_clients, alpha),
+        lambda parts: [len(part) for part in parts],
+        len(y), num_clients, alpha, min_size, retries,
+    )  # fmt: skip
+    train, test = [], []
+    for part in parts:
+        mixed, last = draw.permutation(part), len(part) - max(1, int(train_share * len(part)))
+        train.append(mixed[last:])  # as scikit-learn's train_test_split: the test samples come first
+        test.append(mixed[:last])
+    return Partition("dirichlet-pfllib", tuple(train), tuple(test), merged=True)
 
 
 @recorded
@@ -78,6 +107,21 @@ def draw_counts(draw: Generator, sizes: Sequence[int], clients: int, alpha: floa
     return np.stack(counts)
 
 
+def draw_parts(draw: RandomState, y: Indices, classes: int, clients: int, alpha: float) -> list[Indices] | None:
+    """Samples of each client, class by class: samples are shuffled before shares are drawn. None as in draw_counts."""
+    parts = [np.zeros(0, np.int64)] * clients
+    for label in range(classes):
+        samples = np.flatnonzero(y == label)
+        draw.shuffle(samples)
+        room = np.array([len(part) < len(y) / clients for part in parts])
+        p = draw.dirichlet(np.full(clients, alpha)) * room
+        if not p.sum() > 0:
+            return None
+        edges = (np.cumsum(p / p.sum()) * len(samples)).astype(np.int64)[:-1]
+        parts = [np.concatenate(pair) for pair in zip(parts, np.split(samples, edges), strict=True)]
+    return parts
+
+
 def hand_out(y: Indices, counts: Indices, draw: Generator) -> tuple[Indices, ...]:
     """Assign `counts[k, i]` random samples of class k to client i, each sample once."""
     pieces = [
@@ -86,9 +130,12 @@ def hand_out(y: Indices, counts: Indices, draw: Generator) -> tuple[Indices, ...
     return tuple(np.concatenate(of_client) for of_client in zip(*pieces, strict=True))
 
 
-def _check(num_clients: int, alpha: float, seed: int) -> None:
-    at_least(1, num_clients=num_clients)
+def _check(
+    num_clients: int, alpha: float, seed: int, min_size: int = 1, retries: int = 1, train_share: float = 0.5
+) -> None:
+    at_least(1, num_clients=num_clients, min_size=min_size, retries=retries)
     between(1e-3, 1e6, alpha=alpha)
+    between(0, 1, train_share=train_share)
     at_least(0, seed=seed)
 
 
@@ -102,14 +149,14 @@ def _merged(
     seed: int,
     capped: bool,
 ) -> Partition:
-    _check(num_clients, alpha, seed)
-    at_least(1, min_size=min_size, retries=retries)
-    between(0, 1, train_share=train_share)
-    draw = np.random.default_rng(seed)
-    y = labels.merged
+    _check(num_clients, alpha, seed, min_size=min_size, retries=retries, train_share=train_share)
+    draw, y = np.random.default_rng(seed), labels.merged
+    sizes = np.bincount(y, minlength=labels.classes).tolist()
     counts = _retry(
-        draw, np.bincount(y, minlength=labels.classes).tolist(), num_clients, alpha, min_size, retries, capped
-    )
+        lambda: draw_counts(draw, sizes, num_clients, alpha, capped),
+        lambda counts: counts.sum(axis=0).tolist(),
+        len(y), num_clients, alpha, min_size, retries,
+    )  # fmt: skip
     train, test = [], []
     for part in hand_out(y, counts, draw):
         mixed = draw.permutation(part)
@@ -119,22 +166,32 @@ def _merged(
     return Partition("dirichlet", tuple(train), tuple(test), merged=True)
 
 
+T = TypeVar("T")
+
+
 def _retry(
-    draw: Generator, sizes: Sequence[int], clients: int, alpha: float, min_size: int, retries: int, capped: bool
-) -> Indices:
+    attempt: Callable[[], T | None],
+    sizes: Callable[[T], Sequence[int]],
+    samples: int,
+    clients: int,
+    alpha: float,
+    min_size: int,
+    retries: int,
+) -> T:
+    """The first attempt that leaves no client below `min_size`. sizes: of the clients."""
     best = 0
-    for _ in range(retries if clients * min_size <= sum(sizes) else 0):
-        counts = draw_counts(draw, sizes, clients, alpha, capped)
-        smallest = 0 if counts is None else int(counts.sum(axis=0).min())
-        if counts is not None and smallest >= min_size:
-            return counts
+    for _ in range(retries if clients * min_size <= samples else 0):
+        made = attempt()
+        smallest = 0 if made is None else min(sizes(made))
+        if made is not None and smallest >= min_size:
+            return made
         best = max(best, smallest)
-    if clients * min_size > sum(sizes):
+    if clients * min_size > samples:
         raise CoterieError(
-            f"{sum(sizes)} samples are too few for {clients} clients with min_size={min_size}, which need "
+            f"{samples} samples are too few for {clients} clients with min_size={min_size}, which need "
             f"{clients * min_size}; lower min_size or num_clients"
         )
     raise CoterieError(
-        f"none of {retries} draws of {sum(sizes)} samples at alpha={alpha} gave each of {clients} clients "
+        f"none of {retries} draws of {samples} samples at alpha={alpha} gave each of {clients} clients "
         f"min_size={min_size} (the best gave {best}); lower min_size or num_clients, or raise alpha or retries"
     )

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.random import Generator
 
 from coterie.core.errors import CoterieError
-from coterie.data.dirichlet import dirichlet, dirichlet_crc, dirichlet_pac
+from coterie.data.dirichlet import dirichlet, dirichlet_crc, dirichlet_pac, dirichlet_pfllib
 from coterie.data.dominant import Pool, concept_shift, dominant, imbalanced, rotation, scarce, shares
 from coterie.data.partition import Indices, Labels, Partition
 from coterie.data.settings import at_least, between, recorded
@@ -98,6 +98,7 @@ PARTITIONS: dict[str, Callable[..., Partition]] = {
     "dirichlet": dirichlet,
     "dirichlet-pac": dirichlet_pac,
     "dirichlet-crc": dirichlet_crc,
+    "dirichlet-pfllib": dirichlet_pfllib,
     "iid": iid,
     "pathological": pathological,
     "imbalanced": imbalanced,

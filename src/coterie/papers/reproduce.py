@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 
 from coterie.api import VARY, Execution, execute, ready
+from coterie.api.interrupting import INTERRUPTED
 from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.names import spelling
@@ -27,7 +28,17 @@ from coterie.runs.jobs import KEPT, Failures, JobSpec, side_by_side
 from coterie.runs.stopping import Stopped
 
 LONG = 100  # rounds from which a trial is worth its time
+OVER = "--max-time is over"
 Watching = Callable[[str, int], AbstractContextManager[Callable[[Round], None]]]  # title, rounds -> observer
+
+
+class OutOfTime(CoterieError):
+    """--max-time is over; what was trained in part is not a result."""
+
+
+def over(deadline: float | None) -> bool:
+    """deadline: seconds since the epoch."""
+    return deadline is not None and time.time() >= deadline
 
 
 class Training(NamedTuple):
@@ -103,12 +114,15 @@ def reproduce(
     commit: str | None,
     watching: Watching,
     jobs: int = 1,
+    max_seconds: float | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[str]:
     """Run the trainings without a result, and return what failed; a failure does not stop the others.
 
     jobs: trainings at a time. watching: observes a single training. say: prints where each of several starts and ends.
+    max_seconds: what is not finished then is left for the next call.
     """
+    deadline = None if max_seconds is None else time.time() + max_seconds
     if jobs < 1:
         raise CoterieError(f"jobs must be at least 1, got {jobs}")
     if jobs > 1 and how.backend == "ray":
@@ -122,11 +136,15 @@ def reproduce(
     jobs = max(min(jobs, len(todo)), 1)
     if sum(cell.plan.federation.rounds for cell in todo) >= LONG:
         say(forecast(todo, how, data_dir))
-    work = partial(train, shelf=shelf, how=how, data_dir=data_dir, commit=commit, jobs=jobs)
+    work = partial(train, shelf=shelf, how=how, data_dir=data_dir, commit=commit, jobs=jobs, deadline=deadline)
     if jobs == 1:
-        return [*missing.values(), *one_by_one(todo, partial(work, watching=watching))]
-    tasks = [JobSpec(cell.title, cell) for cell in todo]
-    return [*missing.values(), *side_by_side(tasks, partial(unwatched, work), jobs, say)]
+        failures = one_by_one(todo, partial(timely, partial(work, watching=watching)))
+    else:
+        tasks = [JobSpec(cell.title, cell) for cell in todo]
+        failures = side_by_side(tasks, partial(timely, partial(unwatched, work)), jobs, say)
+    if over(deadline):
+        say(f"{OVER}; the same command continues")
+    return [*missing.values(), *failures]
 
 
 def forecast(todo: Sequence[Training], how: Execution, data_dir: str | None) -> str:
@@ -175,6 +193,14 @@ def one_by_one(todo: Iterable[T], work: Callable[[T], Any]) -> list[str]:
     return failures.lines()
 
 
+def timely(work: Callable[[T], Any], cell: T) -> Any:
+    """Do the work; the end of the time is no failure."""
+    try:
+        return work(cell)
+    except OutOfTime as late:
+        return f"{OVER}: {late}"
+
+
 def unwatched(work: Callable[..., dict[str, Any]], cell: Training) -> str:
     """Train in a separate process; returns its numbers as in the table."""
     content, recipe = work(cell, watching=lambda title, rounds: nullcontext(lambda record: None)), cell.recipe
@@ -208,15 +234,21 @@ def train(
     commit: str | None,
     watching: Watching,
     jobs: int,
+    deadline: float | None = None,
 ) -> dict[str, Any]:
     """Train, store and return the result. jobs: number of trainings that share the machine."""
     recipe, plan, start = cell.recipe, cell.plan, time.perf_counter()
+    if over(deadline):
+        raise OutOfTime("not started")
     data = prepared(*cell.data, data_dir)
     federation = asdict(replace(plan.federation, seed=cell.seed))
     with watching(cell.title, plan.federation.rounds) as watch:
         result = execute(
-            plan.method, data, plan.model, backend=how, watch=watch, protocol=recipe.protocol, **federation
-        )
+            plan.method, data, plan.model, backend=how, watch=watch, protocol=recipe.protocol,
+            interrupted=lambda: int(over(deadline)), **federation,
+        )  # fmt: skip
+    if result.history.ended is not None and result.history.ended.reason == INTERRUPTED:
+        raise OutOfTime("not finished")
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     content = {

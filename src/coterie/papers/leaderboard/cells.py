@@ -27,7 +27,7 @@ from coterie.federation.finals import GLOBAL, PERSONAL
 from coterie.federation.history import POINTS
 from coterie.papers.leaderboard.files import SEARCHES, BoardFolder, FileKey
 from coterie.papers.leaderboard.protocol import BASE, Benchmark, BoardProtocol
-from coterie.papers.reproduce import Watching
+from coterie.papers.reproduce import OutOfTime, Watching, over
 from coterie.papers.results import committed, hardware
 from coterie.tuning.schedule import SearchBudget, Stage, Stages
 from coterie.tuning.search import about, begun, best_of, check, do_trials, make_task
@@ -35,10 +35,6 @@ from coterie.tuning.standings import ranked
 from coterie.tuning.trials import SearchTask, Trials, without_test
 
 ALIKE = 1e-6  # shares that differ by less are the same measurement
-
-
-class OutOfTime(CoterieError):
-    """--max-time is over; what was trained in part is not a result."""
 
 
 class BoardCircumstances(NamedTuple):
@@ -51,7 +47,7 @@ class BoardCircumstances(NamedTuple):
     deadline: float | None  # seconds since the epoch
 
     def late(self) -> bool:
-        return self.deadline is not None and time.time() >= self.deadline
+        return over(self.deadline)
 
     @property
     def provenance(self) -> dict[str, Any]:

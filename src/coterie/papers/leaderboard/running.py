@@ -10,13 +10,11 @@ from functools import partial
 from coterie.analysis.outcomes import title
 from coterie.api import Execution, execute, ready
 from coterie.core.errors import CoterieError
-from coterie.papers.leaderboard.cells import BoardCircumstances, BoardJob, OutOfTime, run_cell
+from coterie.papers.leaderboard.cells import BoardCircumstances, BoardJob, run_cell
 from coterie.papers.leaderboard.files import BoardFolder, Contents, FileKey
 from coterie.papers.leaderboard.protocol import Benchmark, BoardProtocol
-from coterie.papers.reproduce import Watching, duration, missing_data, one_by_one
+from coterie.papers.reproduce import OVER, Watching, duration, missing_data, one_by_one, timely
 from coterie.runs.jobs import JobSpec, side_by_side
-
-OVER = "--max-time is over"
 
 
 def jobs_left(
@@ -72,21 +70,14 @@ def run_board(
     where = BoardCircumstances(how, data_dir, commit, at_once, deadline)
     say(forecast(able, where, max_seconds))
     if at_once == 1:
-        failures = one_by_one(able, lambda job: timely(partial(run_cell, watching=watching), folder, where, job))
+        work = partial(run_cell, folder=folder, where=where, watching=watching)
+        failures = one_by_one(able, partial(timely, work))
     else:
         tasks = [JobSpec(job.title, job) for job in able]
-        failures = side_by_side(tasks, partial(timely, run_cell, folder, where), at_once, say)
+        failures = side_by_side(tasks, partial(timely, partial(run_cell, folder=folder, where=where)), at_once, say)
     if where.late():
         say(f"{OVER}; the same command continues")
     return [*missing.values(), *failures]
-
-
-def timely(run: Callable[..., str], folder: BoardFolder, where: BoardCircumstances, job: BoardJob) -> str:
-    """Run a cell; the end of the time is no failure."""
-    try:
-        return run(job, folder, where)
-    except OutOfTime as late:
-        return f"{OVER}: {late}"
 
 
 def forecast(jobs: Sequence[BoardJob], where: BoardCircumstances, max_seconds: float | None) -> str:
