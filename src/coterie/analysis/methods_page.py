@@ -16,7 +16,8 @@ from coterie.federation.history import POINTS
 HEADER = f"""# Methods
 
 This page is made from the code (`coterie methods --markdown`). `coterie methods` lists the methods by family, with
-filters; `--suggest` gives a short list with reasons for one or several [situations](#situations):
+filters; `--suggest` gives a short list with reasons for one or several [situations](#situations). `coterie cite` prints
+complete BibTeX entries of their papers, with full names of authors and venues:
 
 ```sh
 coterie methods --family "personal head" --year 2021-2023

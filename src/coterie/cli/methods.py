@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
+import sys
 from typing import TYPE_CHECKING
 
 from coterie.cli.flags import METHOD_HELP, MakeCommand, given
@@ -31,7 +33,7 @@ def add_commands(command: MakeCommand, argv: list[str]) -> None:
     )
     methods.add_argument("--markdown", action="store_true", help="print docs/methods.md")
     methods.add_argument("--json", action="store_true", help="print JSON")
-    cite = command("cite", do_cite, "print the BibTeX entries of methods' papers")
+    cite = command("cite", do_cite, "print complete BibTeX entries of methods' papers: full names, full venues")
     cite.add_argument("methods", metavar="METHOD", nargs="+", help=METHOD_HELP)
 
 
@@ -98,4 +100,6 @@ def do_cite(chosen: argparse.Namespace) -> None:
         if citation is None:
             raise CoterieError(f"{kind.title} has no paper: the docstring of its file does not cite one")
         found[bibtex(kind.__name__ if ":" in name else parts(name)[0], citation)] = None
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")  # also where the locale lacks a letter of a name
     print("\n\n".join(found))

@@ -1,6 +1,6 @@
 """The shared model is trained for the worst mixture of the clients: weights follow the losses, on the simplex.
 
-Mohri, Sivek, Suresh: Agnostic Federated Learning, ICML 2019.
+Mehryar Mohri, Gary Sivek, Ananda Theertha Suresh: Agnostic Federated Learning, ICML 2019.
 The paper takes one gradient step at a time; here clients train for whole rounds, as in FedAvg, and the mixture λ takes
 one step per round, along the losses of the model that was sent. λ begins uniform. Clients that do not take part count
 with the participants' mean loss, so that only being worse than others raises a weight; where all clients take part this

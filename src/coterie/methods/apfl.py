@@ -1,6 +1,6 @@
 """The personal model is a weighted average of a local model and the shared one; both are trained together.
 
-Deng, Kamani, Mahdavi: Adaptive Personalized Federated Learning, arXiv 2020 (2003.13461).
+Yuyang Deng, Mohammad Mahdi Kamani, Mehrdad Mahdavi: Adaptive Personalized Federated Learning, arXiv 2020 (2003.13461).
 The weight of the local model is fixed, as in FedPAC's comparison; `adaptive` learns it, as in the paper.
 The gradient of the local model is taken at the shared model after its step on the same batch, as in the authors' code
 (FedTorch); Algorithm 1 of the paper takes both gradients before either step.

@@ -1,6 +1,6 @@
 """Each client downloads every client's core model and learns with which weights their sum is its personal model.
 
-Luo, Wu: Adapt to Adaptation: Learning Personalization for Cross-Silo Federated Learning, IJCAI 2022.
+Jun Luo, Shandong Wu: Adapt to Adaptation: Learning Personalization for Cross-Silo Federated Learning, IJCAI 2022.
 A client trains its own core model w_i and its directed relations p_i together; both slopes are taken at the same point.
 The relations take plain gradient steps; the authors' code has momentum there. As there, the pull λ(r) μ to p_0, the
 shares of samples, decays exponentially to 0.001 in L rounds and is then switched off; the default L is a tenth of the

@@ -1,11 +1,12 @@
 """FedAvg in clusters of clients; a cluster that has settled while its clients still pull apart is split in two.
 
-Sattler, Müller, Samek: Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization Under Privacy
-Constraints, IEEE TNNLS 2020. A cluster is split if its mean update is short, some client's update is long, and the
-similarity across the best bipartition, which minimizes the largest cosine across, is small enough. The number of
-clusters is bounded, so that shapes do not change. The paper has all clients in every round. Here the server keeps the
-last update of each client, and a cluster can be split once all its clients have trained in it. A client that was not in
-training receives the model of the largest cluster; the paper would compare its update with those at every split.
+Felix Sattler, Klaus-Robert Müller, Wojciech Samek: Clustered Federated Learning: Model-Agnostic Distributed Multitask
+Optimization Under Privacy Constraints, IEEE TNNLS 2021.
+A cluster is split if its mean update is short, some client's update is long, and the similarity across the best
+bipartition, which minimizes the largest cosine across, is small enough. The number of clusters is bounded, so that
+shapes do not change. The paper has all clients in every round. Here the server keeps the last update of each client,
+and a cluster can be split once all its clients have trained in it. A client that was not in training receives the model
+of the largest cluster; the paper would compare its update with those at every split.
 The lengths for splitting, ε_1 and ε_2, are those of the authors' notebook and depend on the network.
 """
 

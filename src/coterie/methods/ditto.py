@@ -1,6 +1,7 @@
 """FedAvg, and for each client a personal model that is regularized towards the shared one.
 
-Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021.
+Tian Li, Shengyuan Hu, Ahmad Beirami, Virginia Smith: Ditto: Fair and Robust Federated Learning Through Personalization,
+ICML 2021.
 The personal model is pulled towards the shared model as received, not as trained by the client.
 """
 

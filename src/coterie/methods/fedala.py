@@ -1,12 +1,13 @@
 """Before training, each client mixes its last model into the received one, element by element, with learned weights.
 
-Zhang, Hua, Wang, Song, Xue, Ma, Guan: FedALA: Adaptive Local Aggregation for Personalized Federated Learning,
-AAAI 2023. The upper layers of the model that a client starts from are θ_i + (θ - θ_i) ⊙ W, the lower ones are those of
-the received θ. W stays in [0, 1] and is learned by gradient steps on a random share of the client's samples. In its
-first round a client takes the received model as it is. In its second, the paper learns W until the loss settles; here
-for `first_epochs`, a fixed number, and for one epoch in every later round. The model that is tested before training
-mixes the next download with the last W. The layers of W run in evaluation mode while it is learned, and BatchNorm's
-running statistics are those received.
+Jianqing Zhang, Yang Hua, Hao Wang, Tao Song, Zhengui Xue, Ruhui Ma, Haibing Guan: FedALA: Adaptive Local Aggregation
+for Personalized Federated Learning, AAAI 2023.
+The upper layers of the model that a client starts from are θ_i + (θ - θ_i) ⊙ W, the lower ones are those of the
+received θ. W stays in [0, 1] and is learned by gradient steps on a random share of the client's samples. In its first
+round a client takes the received model as it is. In its second, the paper learns W until the loss settles; here for
+`first_epochs`, a fixed number, and for one epoch in every later round. The model that is tested before training mixes
+the next download with the last W. The layers of W run in evaluation mode while it is learned, and BatchNorm's running
+statistics are those received.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Clients share one part of the network and keep another; each round trains the personal part first, then the shared.
 
-Pillutla, Malik, Mohamed, Rabbat, Sanjabi, Xiao: Federated Learning with Partial Model Personalization, ICML 2022.
+Krishna Pillutla, Kshitiz Malik, Abdel-Rahman Mohamed, Mike Rabbat, Maziar Sanjabi, Lin Xiao: Federated Learning with
+Partial Model Personalization, ICML 2022.
 By default the personal part trains for one epoch and the shared part for the local epochs of a round.
 """
 

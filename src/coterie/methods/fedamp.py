@@ -1,6 +1,7 @@
 """The server sends each client a cloud model: a mixture of all models in which similar ones weigh more.
 
-Huang, Chu, Zhou, Wang, Liu, Pei, Zhang: Personalized Cross-Silo Federated Learning on Non-IID Data, AAAI 2021.
+Yutao Huang, Lingyang Chu, Zirui Zhou, Lanjun Wang, Jiangchuan Liu, Jian Pei, Yong Zhang: Personalized Cross-Silo
+Federated Learning on Non-IID Data, AAAI 2021.
 Client i trains from its cloud model u_i on its loss + λ/(2α) |w - u_i|². FedAMP mixes by distance, u_i = w_i - α Σ_j
 A'(|w_i - w_j|²) (w_i - w_j) with A(x) = 1 - exp(-x/σ); HeurFedAMP by the cosine of the angle between models. The paper
 lowers α every 30 rounds and tunes σ; here both are constant. If the weights of all others sum to more than 1, they are

@@ -1,6 +1,6 @@
 """Clients align the received encoder with their previous one, and count by the information in their models.
 
-Yang, Huang, Ye: FedAS: Bridging Inconsistency in Personalized Federated Learning, CVPR 2024.
+Xiyuan Yang, Wenke Huang, Mang Ye: FedAS: Bridging Inconsistency in Personalized Federated Learning, CVPR 2024.
 Heads are personal. Before training, the received encoder learns for an epoch to give the class means of features that
 the client's previous encoder gives; a client that has not trained yet has none and skips this. As in the authors' code,
 the alignment loss sums the classes of a batch, alignment takes plain steps, and the trace of the Fisher information is

@@ -1,8 +1,9 @@
 """Clients train a shared model and the server averages it; FedAvg-FT then fine-tunes it on each client.
 
-McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep Networks from
-Decentralized Data, AISTATS 2017. FedAvg-FT follows FedPAC (ICLR 2023): each client fine-tunes the whole model for as
-many epochs as in a round. Both come from one run: fine-tuning runs once, on a copy, after the last round.
+Brendan McMahan, Eider Moore, Daniel Ramage, Seth Hampson, Blaise {Agüera y Arcas}: Communication-Efficient Learning of
+Deep Networks from Decentralized Data, AISTATS 2017.
+FedAvg-FT follows FedPAC (ICLR 2023): each client fine-tunes the whole model for as many epochs as in a round. Both come
+from one run: fine-tuning runs once, on a copy, after the last round.
 """
 
 from __future__ import annotations

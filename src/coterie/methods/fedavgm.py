@@ -1,8 +1,9 @@
 """FedAvg whose server moves with momentum.
 
-Hsu, Qi, Brown: Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification,
-arXiv 2019 (1909.06335). The paper searches the momentum between 0 and 0.997; the server's learning rate is 1.
-BatchNorm's running statistics are averaged, without momentum.
+Tzu-Ming Harry Hsu, Hang Qi, Matthew Brown: Measuring the Effects of Non-Identical Data Distribution for Federated
+Visual Classification, arXiv 2019 (1909.06335).
+The paper searches the momentum between 0 and 0.997; the server's learning rate is 1. BatchNorm's running statistics are
+averaged, without momentum.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Clients train and share only the encoder, under a fixed initial head; each client fine-tunes at the end.
 
-Oh, Kim, Yun: FedBABU: Toward Enhanced Representation for Federated Image Classification, ICLR 2022.
+Jaehoon Oh, Sangmook Kim, Se-Young Yun: FedBABU: Toward Enhanced Representation for Federated Image Classification,
+ICLR 2022.
 The whole model is fine-tuned by default, as in the paper; `finetune` selects a part. The comparisons of other papers
 fine-tune other parts: FedReG's protocol the head, and the recipes of FedPAC's tables the encoder.
 During training the head is not in the tree that is trained, so weight decay does not change it either.

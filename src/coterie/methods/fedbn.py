@@ -1,6 +1,7 @@
 """FedAvg in which clients keep their normalization layers: their weights and running statistics do not travel.
 
-Li, Jiang, Zhang, Kamp, Dou: FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021.
+Xiaoxiao Li, Meirui Jiang, Xiaofei Zhang, Michael Kamp, Qi Dou: FedBN: Federated Learning on Non-IID Features via Local
+Batch Normalization, ICLR 2021.
 The paper keeps BatchNorm; GroupNorm, LayerNorm and RMSNorm are kept too. `personal` names some of these
 layers, or others. There is no global model.
 """

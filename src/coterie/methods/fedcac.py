@@ -1,11 +1,12 @@
 """Parameters that matter most to a client are averaged among clients that share them, the others among all.
 
-Wu, Liu, Niu, Zhu, Tang: Bold but Cautious: Unlocking the Potential of Personalized Federated Learning through
-Cautiously Aggressive Collaboration, ICCV 2023. A parameter is critical if |Δw · w| is among the top τ of its tensor
-after local training; one that did not move never is. The server mixes a client's model from the global one (by samples)
-and the mean of its collaborators, which all count equally, so only the mixture is sent. Overlaps are those of the
-participants of a round. A client that skips rounds keeps its critical parameters, and a client that has not trained yet
-has none: it receives the global model. The threshold of round t, counted from 1, is O_avg + t/β (O_max - O_avg).
+Xinghao Wu, Xuefeng Liu, Jianwei Niu, Guogang Zhu, Shaojie Tang: Bold but Cautious: Unlocking the Potential of
+Personalized Federated Learning through Cautiously Aggressive Collaboration, ICCV 2023.
+A parameter is critical if |Δw · w| is among the top τ of its tensor after local training; one that did not move never
+is. The server mixes a client's model from the global one (by samples) and the mean of its collaborators, which all
+count equally, so only the mixture is sent. Overlaps are those of the participants of a round. A client that skips
+rounds keeps its critical parameters, and a client that has not trained yet has none: it receives the global model. The
+threshold of round t, counted from 1, is O_avg + t/β (O_max - O_avg).
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """A policy network divides the features of each sample between a shared head and a personal one.
 
-Zhang, Hua, Wang, Song, Xue, Ma, Guan: FedCP: Separating Feature Information for Personalized Federated Learning via
-Conditional Policy, KDD 2023. The policy turns a sample's features h and the context v of its client into shares r and
-1 - r of every feature, and the output is shared(r h) + personal((1 - r) h). The shared head is the mean of all personal
-ones and does not change in local training, nor does the received encoder, whose features a kernel distance (MMD) keeps
-h close to. The context is the sum over the rows of the first layer of the personal head, of length 1, as it was when
-the round began. As in the paper the policy has no noise; the authors' code draws Gumbel noise, in testing too. The
-kernel is the sum of four Gaussians, on the mean features of a sample that has several vectors of them. Their widths and
-λ are those of the authors' code.
+Jianqing Zhang, Yang Hua, Hao Wang, Tao Song, Zhengui Xue, Ruhui Ma, Haibing Guan: FedCP: Separating Feature Information
+for Personalized Federated Learning via Conditional Policy, KDD 2023.
+The policy turns a sample's features h and the context v of its client into shares r and 1 - r of every feature, and the
+output is shared(r h) + personal((1 - r) h). The shared head is the mean of all personal ones and does not change in
+local training, nor does the received encoder, whose features a kernel distance (MMD) keeps h close to. The context is
+the sum over the rows of the first layer of the personal head, of length 1, as it was when the round began. As in the
+paper the policy has no noise; the authors' code draws Gumbel noise, in testing too. The kernel is the sum of four
+Gaussians, on the mean features of a sample that has several vectors of them. Their widths and λ are those of the
+authors' code.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A slowly changing shared head trains the encoder; each client's personal head then guides the shared one.
 
-Wang, Xie, Yu, Qu, Zhang, Cao: Federated Learning with Common Representation Learning Criterion and Personalized
-Predictor, 2023. One run gives both results: FedCRC is the global model, FedCRC-Per the personal models.
+Wenzhong Wang, Zaipeng Xie, Bingzhe Yu, Zhihao Qu, Yufeng Zhang, Hongli Cao: Federated Learning with Common
+Representation Learning Criterion and Personalized Predictor, IEEE SMC 2023.
+One run gives both results: FedCRC is the global model, FedCRC-Per the personal models.
 The paper does not state the epochs of the two heads (here: those of a round) and the weight of the guide (here: 1).
 """
 

@@ -1,11 +1,12 @@
 """Features get a personal bias on each client, and their mean is drawn to a consensus of all clients.
 
-Zhang, Hua, Cao, Wang, Song, Xue, Ma, Guan: Eliminating Domain Bias for Federated Learning in Representation Space,
-NeurIPS 2023 (DBE, on top of FedAvg). The head sees z + b_i, where b_i is trained and stays on the client; κ/2 |m_i -
-m|² / d draws the mean features m_i, a moving average over batches, to the consensus m. Clients of the first round train
-without the pull and send the mean features of their samples after it; their mean, by samples, is the consensus and
-never changes (the authors run a separate round of all clients before training). Later clients send zeros in its place.
-The global model is tested without a bias. The factor 1/2, κ and μ are those of the authors' code for Fashion-MNIST.
+Jianqing Zhang, Yang Hua, Jian Cao, Hao Wang, Tao Song, Zhengui Xue, Ruhui Ma, Haibing Guan: Eliminating Domain Bias for
+Federated Learning in Representation Space, NeurIPS 2023 (DBE, on top of FedAvg).
+The head sees z + b_i, where b_i is trained and stays on the client; κ/2 |m_i - m|² / d draws the mean features m_i, a
+moving average over batches, to the consensus m. Clients of the first round train without the pull and send the mean
+features of their samples after it; their mean, by samples, is the consensus and never changes (the authors run a
+separate round of all clients before training). Later clients send zeros in its place. The global model is tested
+without a bias. The factor 1/2, κ and μ are those of the authors' code for Fashion-MNIST.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """FedAvg with a dynamic regularizer, which makes the optima of the clients' losses agree with the global optimum.
 
-Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama: Federated Learning Based on Dynamic Regularization, ICLR 2021.
+Durmus Alp Emre Acar, Yue Zhao, Ramon {Matas Navarro}, Matthew Mattina, Paul N. Whatmough, Venkatesh Saligrama:
+Federated Learning Based on Dynamic Regularization, ICLR 2021.
 As in the authors' code: the regularizer is weaker for clients with more samples, and gradients are clipped.
 Unlike their code: the gradient of the whole regularizer is clipped; theirs adds the part α θ after clipping, as weight
 decay. The model that is tested is the one broadcast; the authors test the mean of the participants' models

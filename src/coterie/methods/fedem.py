@@ -1,9 +1,10 @@
 """Each client's data are a mixture of M shared components, learned by EM with averaging on the server.
 
-Marfoq, Neglia, Bellet, Kameni, Vidal: Federated Multi-Task Learning under a Mixture of Distributions,
-NeurIPS 2021. FedEM-FT, from FedPAC's comparison (ICLR 2023), comes from the same run: after the last round every
-component is fine-tuned with fixed responsibilities, or on all samples equally (`finetune_all`); the paper does not say
-which. `train_all` trains components that way in every round: several FedAvgs, whose mixture is an ensemble.
+Othmane Marfoq, Giovanni Neglia, Aurélien Bellet, Laetitia Kameni, Richard Vidal: Federated Multi-Task Learning under a
+Mixture of Distributions, NeurIPS 2021.
+FedEM-FT, from FedPAC's comparison (ICLR 2023), comes from the same run: after the last round every component is
+fine-tuned with fixed responsibilities, or on all samples equally (`finetune_all`); the paper does not say which.
+`train_all` trains components that way in every round: several FedAvgs, whose mixture is an ensemble.
 Components are averaged over the participants; in the authors' code, absent clients count with the old components.
 Between rounds (`pre`) a client uses the mixture weights of its last E-step; the final step computes new ones.
 """

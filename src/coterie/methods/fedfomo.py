@@ -1,6 +1,7 @@
 """Each client receives a few models of others and mixes in those that lower its loss on held-out samples.
 
-Zhang, Sapra, Fidler, Yeung, Alvarez: Personalized Federated Learning with First Order Model Optimization, ICLR 2021.
+Michael Zhang, Karan Sapra, Sanja Fidler, Serena Yeung, Jose M. Alvarez: Personalized Federated Learning with First
+Order Model Optimization, ICLR 2021.
 The affinity sums all values that a client gave a model; ties are broken at random (as in the authors' code).
 If there are too few models to send, as in the first round, a client receives its own, which changes nothing.
 """

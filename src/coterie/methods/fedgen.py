@@ -1,6 +1,7 @@
 """The server trains a generator of features that the clients' heads recognize; clients train on what it makes too.
 
-Zhu, Hong, Zhou: Data-Free Knowledge Distillation for Heterogeneous Federated Learning, ICML 2021.
+Zhuangdi Zhu, Junyuan Hong, Jiayu Zhou: Data-Free Knowledge Distillation for Heterogeneous Federated Learning,
+ICML 2021.
 The generator is two dense layers on noise and a one-hot label, without BatchNorm (the authors' code has it). As in
 that code, it keeps its Adam moments between rounds, a diversity term keeps it from ignoring the noise, and there is
 nothing to distill in the first round. Every sample of a batch brings one generated feature. The distilled loss has

@@ -1,6 +1,7 @@
 """Clients keep their encoders; the server trains one head for all on the class means of their features.
 
-Yi, Wang, Liu, Shi, Yu: FedGH: Heterogeneous Federated Learning with Generalized Global Header, ACM MM 2023.
+Liping Yi, Gang Wang, Xiaoguang Liu, Zhuan Shi, Han Yu: FedGH: Heterogeneous Federated Learning with Generalized Global
+Header, ACM MM 2023.
 All encoders have one architecture here. The server takes one step on each class mean (`server_batch` 1), in random
 order (the paper: client by client). Class means are computed in a separate pass after training. A client's model is its
 encoder with the server's head, as after a download; `own_head` predicts with the head that the client itself trained.

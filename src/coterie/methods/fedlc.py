@@ -1,6 +1,7 @@
 """FedAvg with logits that each client calibrates by its class counts, so that rare classes get larger margins.
 
-Zhang, Li, Li, Xu, Wu, Ding, Wu: Federated Learning with Label Distribution Skew via Logits Calibration, ICML 2022.
+Jie Zhang, Zhiqi Li, Bo Li, Jianghe Xu, Shuang Wu, Shouhong Ding, Chao Wu: Federated Learning with Label Distribution
+Skew via Logits Calibration, ICML 2022.
 The loss is the cross entropy of u_c - τ n_c^(-1/4), with the client's own class counts n_c. Its softmax is over all
 classes: the sum in the paper's equation leaves out the true class, and so has no lower bound. Absent classes have an
 infinite margin, so they are excluded. The global model predicts with plain logits. Default not verified in the

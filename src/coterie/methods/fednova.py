@@ -1,10 +1,11 @@
 """FedAvg whose server normalizes each client's change by its number of local steps, so that none counts twice.
 
-Wang, Liu, Liang, Joshi, Poor: Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization,
-NeurIPS 2020. With momentum, steps are effective ones, |a_i|₁ in the paper: every gradient counts as far as it moves the
-model until the round ends. The server computes them from the settings of local training and the number of samples that
-a client announced when it joined, so they are not sent. Momentum always starts at zero in a round, whatever
-`keep_momentum` says, because the effective steps assume it. BatchNorm's running statistics are averaged.
+Jianyu Wang, Qinghua Liu, Hao Liang, Gauri Joshi, H. Vincent Poor: Tackling the Objective Inconsistency Problem in
+Heterogeneous Federated Optimization, NeurIPS 2020.
+With momentum, steps are effective ones, |a_i|₁ in the paper: every gradient counts as far as it moves the model until
+the round ends. The server computes them from the settings of local training and the number of samples that a client
+announced when it joined, so they are not sent. Momentum always starts at zero in a round, whatever `keep_momentum`
+says, because the effective steps assume it. BatchNorm's running statistics are averaged.
 """
 
 from __future__ import annotations

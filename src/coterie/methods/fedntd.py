@@ -1,8 +1,9 @@
 """FedAvg with distillation from the received model, on the classes other than the true one.
 
-Lee, Jeong, Shin, Bae, Yun: Preservation of the Global Knowledge by Not-True Distillation in Federated Learning,
-NeurIPS 2022. The teacher is the global model as received, in evaluation mode. As in the paper's equation, the
-distillation loss is not multiplied by the squared temperature.
+Gihun Lee, Minchan Jeong, Yongjin Shin, Sangmin Bae, Se-Young Yun: Preservation of the Global Knowledge by Not-True
+Distillation in Federated Learning, NeurIPS 2022.
+The teacher is the global model as received, in evaluation mode. As in the paper's equation, the distillation loss is
+not multiplied by the squared temperature.
 """
 
 from __future__ import annotations

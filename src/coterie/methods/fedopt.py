@@ -1,6 +1,7 @@
 """FedAvg whose server takes an adaptive step along the mean change: FedAdagrad, FedYogi and FedAdam.
 
-Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: Adaptive Federated Optimization, ICLR 2021.
+Sashank J. Reddi, Zachary Charles, Manzil Zaheer, Zachary Garrett, Keith Rush, Jakub Konečný, Sanjiv Kumar, H. Brendan
+McMahan: Adaptive Federated Optimization, ICLR 2021.
 As in Algorithm 2, moments are not corrected for their start: m begins at 0 and v at τ². The name `fedadagrad` sets
 `server_beta1` to 0, as the paper's experiments do, and `server_lr` to 0.1. The paper tunes the server's learning rate
 for every task; the defaults are those for CIFAR-10, as Flower's reproduction of the paper lists them. Clients are

@@ -1,6 +1,7 @@
 """FedPAC with other head weights: a client's head gets more of the heads of clients whose prototypes fit it well.
 
-Ding: a replication of FedPAC (ICLR 2023) with a decision layer aggregated by class prototypes, 2025.
+Ding: ICLR 2023 Personalized Federated Learning with Feature Alignment and Classifier Collaboration,
+2025 (a replication of FedPAC with a decision layer aggregated by class prototypes).
 Equation (12) of that text lacks an index and (13) is normalized over the wrong one; here f_ij is the loss of j's
 prototypes under i's head (or of i's under j's, `own->other`), and the weights of each client sum to 1.
 Class losses are weighted by class frequency: aligned prototypes hardly differ, frequencies do.

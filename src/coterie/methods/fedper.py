@@ -1,6 +1,7 @@
 """Clients share the encoder and keep personal heads; both are trained together.
 
-Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with Personalization Layers, arXiv 2019 (1912.00818).
+Manoj Ghuhan Arivazhagan, Vinay Aggarwal, Aaditya Kumar Singh, Sunav Choudhary: Federated Learning with Personalization
+Layers, arXiv 2019 (1912.00818).
 Without `keep_head`, trained heads are discarded after every round, as FedCRC's comparison seems to have done. With
 another part of the network as `personal`, that part takes the head's place.
 """

@@ -1,6 +1,7 @@
 """Each client keeps a moving average of its trained models, which predicts for it and supervises its next training.
 
-Li, Zhan, Shao, Li, Song: FedPHP: Federated Personalization with Inherited Private Models, ECML PKDD 2021.
+Xin-Chun Li, De-Chuan Zhan, Yunfeng Shao, Bingshuai Li, Shaoming Song: FedPHP: Federated Personalization with Inherited
+Private Models, ECML PKDD 2021.
 The inherited model supervises by the features of a batch (multi-kernel MMD, as in the authors' code: five RBF kernels
 around the mean squared distance) or by its softened outputs. A client has no inherited model before its first training,
 so that one is FedAvg's, and the received model predicts until then. The paper grows the share of the inherited model

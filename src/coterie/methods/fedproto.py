@@ -1,7 +1,8 @@
 """Clients train personal models and share only class prototypes, to which their features are aligned.
 
-Tan, Long, Liu, Zhou, Lu, Jiang, Zhang: FedProto: Federated Prototype Learning across Heterogeneous Clients,
-AAAI 2022. As in FedPAC's comparison (ICLR 2023, C.5), the classifier is tested, not the nearest prototype:
+Yue Tan, Guodong Long, Lu Liu, Tianyi Zhou, Qinghua Lu, Jing Jiang, Chengqi Zhang: FedProto: Federated Prototype
+Learning across Heterogeneous Clients, AAAI 2022.
+As in FedPAC's comparison (ICLR 2023, C.5), the classifier is tested, not the nearest prototype:
 FedProto-G uses global prototypes, FedProto-L those of the client's own last training.
 Clients' prototypes are averaged by class counts (the authors: uniformly), and computed in a separate pass after
 training (the authors: during the last epoch).

@@ -1,6 +1,7 @@
 """FedAvg with a proximal term that keeps each client's model close to the one it received.
 
-Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks, MLSys 2020.
+Tian Li, Anit Kumar Sahu, Manzil Zaheer, Maziar Sanjabi, Ameet Talwalkar, Virginia Smith: Federated Optimization in
+Heterogeneous Networks, MLSys 2020.
 Every client trains for the same number of epochs. The proximal term is part of the loss, so momentum and weight decay
 work as in any other method.
 """

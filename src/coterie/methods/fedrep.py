@@ -1,9 +1,10 @@
 """Clients share the encoder and keep personal heads; each round trains the head first, then the encoder.
 
-Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for Personalized Federated Learning,
-ICML 2021. By default the head trains for one epoch and the encoder for the local epochs of a round; the paper uses 10
-and 1, and so do the recipes of FedPAC's tables. With another part of the network as `personal`, that part takes the
-head's place, and the rest the encoder's.
+Liam Collins, Hamed Hassani, Aryan Mokhtari, Sanjay Shakkottai: Exploiting Shared Representations for Personalized
+Federated Learning, ICML 2021.
+By default the head trains for one epoch and the encoder for the local epochs of a round; the paper uses 10 and 1, and
+so do the recipes of FedPAC's tables. With another part of the network as `personal`, that part takes the head's place,
+and the rest the encoder's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A shared encoder has two heads: a shared one, trained with balanced softmax, and a personal one added to it.
 
-Chen, Chao: On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022. The
-personal head is linear. The balanced softmax of a client leaves out the classes that it lacks.
+Hong-You Chen, Wei-Lun Chao: On Bridging Generic and Personalized Federated Learning for Image Classification,
+ICLR 2022.
+The personal head is linear. The balanced softmax of a client leaves out the classes that it lacks.
 """
 
 from __future__ import annotations

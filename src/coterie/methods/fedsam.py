@@ -1,6 +1,7 @@
 """FedAvg with sharpness-aware local steps: each follows the gradient at the worst point nearby.
 
-Qu, Li, Duan, Liu, Tang, Lu: Generalized Federated Learning via Sharpness Aware Minimization, ICML 2022.
+Zhe Qu, Xingyu Li, Rui Duan, Yao Liu, Bo Tang, Zhuo Lu: Generalized Federated Learning via Sharpness Aware Minimization,
+ICML 2022.
 The worst point follows the gradient of the task's loss on the batch, without momentum, weight decay and clipping; these
 belong to the step. BatchNorm's statistics are those of the second pass, at the worst point. The server step size is 1;
 a mean weighted by samples (`weight_by_samples`) with a radius of 0 is FedAvg. Default not verified in the paper: ρ.

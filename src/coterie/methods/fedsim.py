@@ -1,6 +1,7 @@
 """Clients share one part of the network and keep another; each round trains both at once.
 
-Pillutla, Malik, Mohamed, Rabbat, Sanjabi, Xiao: Federated Learning with Partial Model Personalization, ICML 2022.
+Krishna Pillutla, Kshitiz Malik, Abdel-Rahman Mohamed, Mike Rabbat, Maziar Sanjabi, Lin Xiao: Federated Learning with
+Partial Model Personalization, ICML 2022.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Clients align features to class prototypes that the server trains to be far apart, with a margin that adapts.
 
-Zhang, Liu, Hua, Cao: FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning for Data
-and Model Heterogeneity in Federated Learning, AAAI 2024.
+Jianqing Zhang, Yang Liu, Yang Hua, Jian Cao: FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced
+Contrastive Learning for Data and Model Heterogeneity in Federated Learning, AAAI 2024.
 All clients have one architecture here, and the classifier is tested, not the nearest prototype. Features are aligned
 by their mean squared error to the prototype of their class, as in FedProto. The first round has no prototypes, and
 neither has a class before a client has sent it. Class means are computed in a separate pass after training. λ is that

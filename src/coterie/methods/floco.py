@@ -1,15 +1,15 @@
 """Clients train a simplex of heads on one shared encoder, each in its own region once the server has assigned it.
 
-Grinwald, Wiesner, Nakajima: Federated Learning over Connected Modes, NeurIPS 2024. Without Floco+, which adds Ditto's
-personal model. The authors' code assigns regions after 250 of 500 rounds, by updates of all clients in one round; here
-`begin` counts rounds and is set for 100 of them, and a client's update is its latest. A client that first trains later
-is projected by its first update, on the axes of the others; until then it has the whole simplex. The projection:
-principal components of the updates of all vertices, each with the sign that gives the first client a positive score;
-scores divided by a scale; the closest point of the simplex. The scale is one of 100, up to twice the largest score: the
-one whose points have the least Riesz energy (s = 2). In every step a point is drawn uniformly from the simplex. One
-outside of the region is moved towards the center, to a distance distributed as in a ball, so that it stays in the
-simplex, which it may leave in the authors' code. The whole head is in the simplex, bias included; BatchNorm's
-statistics are shared.
+Dennis Grinwald, Philipp Wiesner, Shinichi Nakajima: Federated Learning over Connected Modes, NeurIPS 2024.
+Without Floco+, which adds Ditto's personal model. The authors' code assigns regions after 250 of 500 rounds, by updates
+of all clients in one round; here `begin` counts rounds and is set for 100 of them, and a client's update is its latest.
+A client that first trains later is projected by its first update, on the axes of the others; until then it has the
+whole simplex. The projection: principal components of the updates of all vertices, each with the sign that gives the
+first client a positive score; scores divided by a scale; the closest point of the simplex. The scale is one of 100, up
+to twice the largest score: the one whose points have the least Riesz energy (s = 2). In every step a point is drawn
+uniformly from the simplex. One outside of the region is moved towards the center, to a distance distributed as in a
+ball, so that it stays in the simplex, which it may leave in the authors' code. The whole head is in the simplex, bias
+included; BatchNorm's statistics are shared.
 """
 
 from __future__ import annotations

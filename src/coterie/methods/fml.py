@@ -1,6 +1,7 @@
 """Each client trains a personal model and a shared one that learn from each other; only the shared one is averaged.
 
-Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu, Wu: Federated Mutual Learning, arXiv 2020 (2006.16765).
+Tao Shen, Jie Zhang, Xinkang Jia, Fengda Zhang, Gang Huang, Pan Zhou, Kun Kuang, Fei Wu, Chao Wu: Federated Mutual
+Learning, arXiv 2020 (2006.16765).
 Personal and shared model have one architecture and one start here (the paper: any). Both take a step on every batch at
 once, each with the other's output before the step as a constant. The shared model is averaged by samples. α and β are
 those of the authors' code.

@@ -1,7 +1,7 @@
 """A conditional valve turns features into personal ones for the task and generic ones for shared class embeddings.
 
-Zhang, Hua, Wang, Song, Xue, Ma, Cao, Guan: GPFL: Simultaneously Learning Global and Personalized Feature
-Information for Personalized Federated Learning, ICCV 2023.
+Jianqing Zhang, Yang Hua, Hao Wang, Tao Song, Zhengui Xue, Ruhui Ma, Jian Cao, Haibing Guan: GPFL: Simultaneously
+Learning Global and Personalized Feature Information for Personalized Federated Learning, ICCV 2023.
 As in the authors' code, conditions come from the table of embeddings that the client had before the download, zeros at
 first; `current` uses the downloaded table, as the paper describes. Clients receive nothing in rounds they skip, so the
 table they had is the one they trained last. After training (`post`), conditions are those of the next round.

@@ -1,7 +1,7 @@
 """The server keeps k models; each client trains the one that fits its data best, and each is averaged separately.
 
-Mansour, Mohri, Ro, Suresh: Three Approaches for Personalization with Applications to Federated Learning,
-arXiv 2020 (2002.10619).
+Yishay Mansour, Mehryar Mohri, Jae Ro, Ananda Theertha Suresh: Three Approaches for Personalization with Applications to
+Federated Learning, arXiv 2020 (2002.10619).
 The same as IFCA (Ghosh, Chung, Yin, Ramchandran, NeurIPS 2020) with model averaging.
 The first model is the common start, the others are initialized independently: equal models would stay one cluster.
 A client chooses the model with the lowest mean loss on its training samples, without augmentation: when it joins,

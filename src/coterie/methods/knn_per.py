@@ -1,6 +1,7 @@
 """FedAvg whose predictions each client interpolates with a nearest-neighbor vote over its own samples.
 
-Marfoq, Neglia, Kameni, Vidal: Personalized Federated Learning through Local Memorization, ICML 2022.
+Othmane Marfoq, Giovanni Neglia, Richard Vidal, Laetitia Kameni: Personalized Federated Learning through Local
+Memorization, ICML 2022.
 Probabilities are interpolated, not logits; distances are squared; features are those of samples without augmentation.
 The paper tunes the weight of the vote for each client; here it is one number.
 """

@@ -1,7 +1,8 @@
 """Clients share the head and keep personal encoders, the reverse of FedPer.
 
-Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency: Think Locally, Act Globally: Federated Learning
-with Local and Global Representations, arXiv 2020 (2001.01523).
+Paul Pu Liang, Terrance Liu, Liu Ziyin, Nicholas B. Allen, Randy P. Auerbach, David Brent, Ruslan Salakhutdinov,
+Louis-Philippe Morency: Think Locally, Act Globally: Federated Learning with Local and Global Representations,
+arXiv 2020 (2001.01523).
 As in FedPAC's comparison, training starts from scratch (the authors: from a model trained by FedAvg), and heads are
 averaged by samples (the authors: uniformly). The authors keep the first layers and share the others: name those that
 stay in `personal`.

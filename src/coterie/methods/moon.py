@@ -1,6 +1,6 @@
 """FedAvg with a contrastive loss: features should resemble those of the shared model, not of the client's last model.
 
-Li, He, Song: Model-Contrastive Federated Learning, CVPR 2021.
+Qinbin Li, Bingsheng He, Dawn Song: Model-Contrastive Federated Learning, CVPR 2021.
 Features are the inputs of the network's head. The paper's networks have a projection head of two layers before it; add
 one to a network that should have it. The models that features are compared with run in evaluation mode. In its first
 round, a client's previous model is the initial one. The paper tunes μ for every dataset: 5, 1 and 1.

@@ -1,6 +1,7 @@
 """Clients train personal models that are regularized towards the mean of all of them.
 
-Liu, Hu, Wu, Smith: On Privacy and Personalization in Cross-Silo Federated Learning, NeurIPS 2022.
+Ken Liu, Shengyuan Hu, Steven Z. Wu, Virginia Smith: On Privacy and Personalization in Cross-Silo Federated Learning,
+NeurIPS 2022.
 The natural partner of differential privacy for samples: a stronger pull averages more of the noise out. The paper tunes
 the pull λ for every dataset and privacy budget, and has no default; 0.1 is ours. All clients count equally, as in the
 paper, where all take part in every round; under partial participation the mean is that of the participants.

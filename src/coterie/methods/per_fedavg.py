@@ -1,11 +1,12 @@
 """A shared model is trained to be a good start: one gradient step on a client's samples personalizes it.
 
-Fallah, Mokhtari, Ozdaglar: Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning
-Approach, NeurIPS 2020. Every step uses two batches, D of an inner step and D' of the gradient after it, drawn from two
-independent orders of the client's samples: an epoch uses each sample once in either role. The first-order variant drops
-the Hessian, the Hessian-free one replaces its product with the gradient by a difference of gradients on D (the paper
-draws a third batch for it), exact up to O(δ²) for smooth networks. The step away from the shared model uses the
-optimizer of local training. The personal model is made once, after the last round, by one inner step on one batch.
+Alireza Fallah, Aryan Mokhtari, Asuman Ozdaglar: Personalized Federated Learning with Theoretical Guarantees: A
+Model-Agnostic Meta-Learning Approach, NeurIPS 2020.
+Every step uses two batches, D of an inner step and D' of the gradient after it, drawn from two independent orders of
+the client's samples: an epoch uses each sample once in either role. The first-order variant drops the Hessian, the
+Hessian-free one replaces its product with the gradient by a difference of gradients on D (the paper draws a third batch
+for it), exact up to O(δ²) for smooth networks. The step away from the shared model uses the optimizer of local
+training. The personal model is made once, after the last round, by one inner step on one batch.
 """
 
 from __future__ import annotations

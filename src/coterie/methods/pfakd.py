@@ -1,6 +1,7 @@
 """Clients share the encoder and keep personal heads; the received encoder distills its features into the local one.
 
-Qi, Qu, Lyu, Jia, Ye: Personalized Federated Learning with Feature Alignment via Knowledge Distillation, 2024.
+Guangfei Qi, Zhihao Qu, Shen-Huan Lyu, Ninghui Jia, Baoliu Ye: Personalized Federated Learning with Feature Alignment
+via Knowledge Distillation, PRICAI 2024.
 As in the authors' code: the distance of features is a mean over their dimensions (the paper: a sum), encoders are
 averaged by samples (the paper: uniformly), and the teacher's BatchNorm uses the statistics of the batch.
 The paper does not explain PFAKD+AT. Our reading is alternating training (`alternate`): first the head, then the

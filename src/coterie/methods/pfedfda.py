@@ -1,6 +1,6 @@
 """The head is a Gaussian per class of features; each client interpolates the shared Gaussians with its own.
 
-McLaughlin, Su: Personalized Federated Learning via Feature Distribution Adaptation, NeurIPS 2024.
+Connor J. McLaughlin, Lili Su: Personalized Federated Learning via Feature Distribution Adaptation, NeurIPS 2024.
 The network's own head is not used. A client trains the encoder under the global Gaussians (one mean per class, one
 covariance for all) and its class shares, then mixes global and local Gaussians with one coefficient β. The paper finds
 it by L-BFGS on the loss of two-fold cross-validation; here it is the best of evenly spaced candidates, so that all

@@ -1,6 +1,6 @@
 """A hypernetwork on the server generates each client's model from a learned embedding of the client.
 
-Shamsian, Navon, Fetaya, Chechik: Personalized Federated Learning using Hypernetworks, ICML 2021.
+Aviv Shamsian, Aviv Navon, Ethan Fetaya, Gal Chechik: Personalized Federated Learning using Hypernetworks, ICML 2021.
 The authors train one client per round. Here the server sends all participants their models first, and then takes one
 step for each in turn, from the model it would generate now towards the one that the client trained. (Steps from the
 models that were sent would add up: twenty clients push twenty times as far as one, and training diverges.)

@@ -1,6 +1,7 @@
 """Each client has its own mean of all clients' models, with weights for every layer that a hypernetwork learns.
 
-Ma, Zhang, Guo, Xu: Layer-wised Model Aggregation for Personalized Federated Learning, CVPR 2022.
+Xiaosong Ma, Jie Zhang, Song Guo, Wenchao Xu: Layer-wised Model Aggregation for Personalized Federated Learning,
+CVPR 2022.
 Every client has an embedding and a hypernetwork on the server: a dense layer and, for every layer of the network, one
 output with a softmax over all clients. After a round, embedding and hypernetwork take one step along the change of the
 client's model, from the mean that it was sent. A layer is a module with parameters; BatchNorm's statistics are averaged

@@ -1,6 +1,6 @@
 """A personal model is regularized towards a local copy of the shared model, and the copy follows it.
 
-Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020.
+Canh T. Dinh, Nguyen H. Tran, Tuan Dung Nguyen: Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020.
 As in FedPAC's comparison: whole epochs of mini-batches, several steps on each, and only participants train.
 SGD runs without momentum; μ is the weight decay. Only the personal model sees data, so the local copy takes its
 BatchNorm statistics.

@@ -1,6 +1,6 @@
 """FedAvg whose server step gives more weight to clients with a larger loss, so that accuracies become more even.
 
-Li, Sanjabi, Beirami, Smith: Fair Resource Allocation in Federated Learning, ICLR 2020.
+Tian Li, Maziar Sanjabi, Ahmad Beirami, Virginia Smith: Fair Resource Allocation in Federated Learning, ICLR 2020.
 The paper draws participants in proportion to their samples and gives them equal weight. Here all clients are drawn with
 equal probability, so the shares p_k are in the sums of the server (`weight_by_samples`): the objective is the same, and
 without fairness (q = 0) the method is FedAvg. F_k is the mean loss of the received model on all training samples, at

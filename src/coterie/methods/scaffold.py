@@ -1,9 +1,10 @@
 """FedAvg with control variates, which correct the drift of each client in every local step.
 
-Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled Averaging for Federated Learning,
-ICML 2020. Controls follow option II of the paper; the server step size is 1. Momentum is always off, whatever the
-protocol sets: option II estimates a client's gradient from the distance its model moved, which momentum would increase.
-Clients send the trained model; with that server step size, this is equivalent to sending the change.
+Sai Praneeth Karimireddy, Satyen Kale, Mehryar Mohri, Sashank J. Reddi, Sebastian U. Stich, Ananda Theertha Suresh:
+SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020.
+Controls follow option II of the paper; the server step size is 1. Momentum is always off, whatever the protocol sets:
+option II estimates a client's gradient from the distance its model moved, which momentum would increase. Clients send
+the trained model; with that server step size, this is equivalent to sending the change.
 FedPAC's comparison seems to average control changes over the participants, not over all clients
 (`controls_of_participants`).
 """

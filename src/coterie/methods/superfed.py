@@ -1,6 +1,6 @@
 """Clients train every mixture of a shared and a personal model at once, so that the path between the two is good.
 
-Hahn, Jeong, Lee: Connecting Low-Loss Subspace for Personalized Federated Learning, KDD 2022.
+Seok-Ju Hahn, Minwoo Jeong, Junghye Lee: Connecting Low-Loss Subspace for Personalized Federated Learning, KDD 2022.
 The paper begins with mixtures after 40 % of all rounds; a method does not know how many there are, so `begin` counts
 rounds. It searches each client's best mixture on test samples; here the mixture is a setting (`predict_share`). The
 personal models of all clients begin with the same weights, which differ from those of the shared model. The proximal

@@ -1,6 +1,7 @@
 """FedPAC aligns features to global class prototypes and gives each client its own combination of all heads.
 
-Xu, Tong, Huang: Personalized Federated Learning with Feature Alignment and Classifier Collaboration, ICLR 2023.
+Jian Xu, Xinyi Tong, Shao-Lun Huang: Personalized Federated Learning with Feature Alignment and Classifier
+Collaboration, ICLR 2023.
 As in the authors' code: statistics for the head weights come from the encoder as received, prototypes from the trained
 one; features are not centered; no alignment in round 0.
 Unlike their code: quadratic programs are solved exactly in float64, without a fallback to the client's own head; a

@@ -1,6 +1,6 @@
 """FedReG has two heads: a personal one, trained on the client's data, and a shared one, trained on a rebalanced set.
 
-Liu, Yang, Wang: FedReG: Recouping the Global Model in Personalized Federated Learning, 2024.
+Tianyi Liu, Mingkun Yang, Qing Wang: FedReG: Recouping the Global Model in Personalized Federated Learning, 2024.
 Where the paper is silent: both passes run in each local epoch, each has its own momentum, the rebalanced set is drawn
 once, and the head is the last layer. The shared head is averaged by effective samples D^e (text and eq. 5; the
 algorithms print D^r). The ablations (a) to (d) of its section 4.7 are `head_by`, `two_heads`, `rebalance` and
