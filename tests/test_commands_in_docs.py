@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from coterie.cli import main
-from coterie.data.datasets import at_hand
+from coterie.data.datasets import is_available
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -114,7 +114,7 @@ def run_command(words: list[str], folder: Path) -> None:
     if program in IN_A_CHECKOUT:
         return
     assert program == "coterie", words
-    if command == "reproduce" and "FMNIST" in " ".join(words) and not at_hand("fashion-mnist"):
+    if command == "reproduce" and "FMNIST" in " ".join(words) and not is_available("fashion-mnist"):
         pytest.skip("Fashion-MNIST is not installed: apt-get install dataset-fashion-mnist")
     own_data = "--dataset" in flags
     shorter = SHORTER.get(command, [])

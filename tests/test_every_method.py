@@ -183,7 +183,7 @@ def test_clients_do_not_depend_on_their_place(name: str, kind: Any) -> None:
         server = method.server_init(model, clients.census)
         clients.join(method.server_welcome(server))
         got = clients.train(torch.tensor(ids), send(method, server, torch.tensor(ids)), Turn(0))
-        trained = {i: clients.state(i) for i in ids}
+        trained = {i: clients.states[i] for i in ids}
         clients.close()
         return {i: tree.flatten((tree.pick(got.ups, row), trained[i])) for row, i in enumerate(got.clients.tolist())}
 
@@ -198,11 +198,11 @@ def test_those_who_do_not_join_keep_their_state(name: str) -> None:
     clients = Stacked(method, model, data, 0)
     server = method.server_init(model, clients.census)
     clients.join(method.server_welcome(server))
-    before = [tree.flatten(clients.state(i)) for i in range(5)]
+    before = [tree.flatten(clients.states[i]) for i in range(5)]
     joined = torch.tensor([1, 3])
     clients.train(joined, send(method, server, joined), Turn(0))
     for i in (0, 2, 4):
-        toy.assert_same(before[i], tree.flatten(clients.state(i)))
+        toy.assert_same(before[i], tree.flatten(clients.states[i]))
 
 
 @every_method

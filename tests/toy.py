@@ -154,7 +154,7 @@ class Spoilt(Stacked):
 def outcome(clients: Backend, **settings: Any) -> tuple[tree.Tree, History]:
     """All that a run leaves in tensors, and its history."""
     server, history = federate(clients, Settings(**{"rounds": 3, "join_ratio": 0.6, "seed": 7} | settings))
-    states = {str(i): unpadded(clients.state(i)) for i in range(clients.data.num_clients)}
+    states = {str(i): unpadded(clients.states[i]) for i in range(clients.data.num_clients)}
     clients.close()
     return tree.flatten({"server": server, "states": states}), history
 

@@ -80,8 +80,8 @@ def test_fedavg_with_local_layers_is_fedbn() -> None:
     sent = tree.flatten(server.weights)
     assert all(torch.allclose(sent[name], t, atol=1e-12) for name, t in tree.items(other.shared))
     for client in range(5):
-        norms = {name.removeprefix("weights."): t for name, t in ours.state(client).norms.items()}
-        own = tree.flatten(theirs.state(client).personal)
+        norms = {name.removeprefix("weights."): t for name, t in ours.states[client].norms.items()}
+        own = tree.flatten(theirs.states[client].personal)
         assert norms.keys() == own.keys()
         assert all(torch.allclose(norms[name], own[name], atol=1e-12) for name in own)
     assert [r.score("pre", "test") for r in history[:3]] == [r.score("pre", "test") for r in expected]
@@ -139,12 +139,12 @@ def test_newcomers_start_from_the_initial_statistics(name: str) -> None:
     server, _ = federate(backend, Settings(rounds=2, seed=7))
     newcomer = Looped(method, model, data.pick([0]), 7, processes=1)
     newcomer.join(method.server_welcome(server))
-    found = tree.flatten(newcomer.state(0))
+    found = tree.flatten(newcomer.states[0])
     statistics = {n: t for n, t in found.items() if tree.is_statistic(n)}
     assert statistics
     for name, t in statistics.items():
         assert torch.equal(t, torch.zeros(4) if name.endswith("mean") else torch.ones(4)), name
-    trained = tree.flatten(backend.state(0).norms)
+    trained = tree.flatten(backend.states[0].norms)
     assert not any(torch.equal(t, statistics[f"norms.{name}"]) for name, t in trained.items())
 
 

@@ -17,7 +17,7 @@ from coterie.cli import main
 from coterie.core.errors import CoterieError
 from coterie.core.explicit import Explicit
 from coterie.core.training import LocalTraining
-from coterie.core.typed import LIMITS
+from coterie.core.validation import LIMITS
 from coterie.data.user.reading import Reading
 from coterie.execution.choice import Execution
 from coterie.federation import Safety, Settings

@@ -110,7 +110,7 @@ class Forgetful(Missing):
 
     def join(self, welcome: tree.Tree) -> None:
         super().join(welcome)
-        self.first = {client: self.state(client) for client in range(self.num_clients)}
+        self.first = {client: self.states[client] for client in range(self.num_clients)}
 
     def begin(self, clients: torch.Tensor, downs: Any, turn: Any) -> Any:
         for round, client in self.restarts:
@@ -141,7 +141,7 @@ def assert_same(remote: Remote, server: Any, expected: tree.Tree, clients: Forge
     transport: Any = remote.transport
     for client, device in transport.devices.items():
         state = device._state(client, remote.version(client))
-        toy.assert_same(tree.flatten({"s": state}), tree.flatten({"s": toy.unpadded(clients.state(client))}))
+        toy.assert_same(tree.flatten({"s": state}), tree.flatten({"s": toy.unpadded(clients.states[client])}))
 
 
 CASES: dict[str, set[At]] = {  # who is left out then

@@ -105,7 +105,7 @@ def test_until_ends_a_run_which_is_then_the_shorter_run(tmp_path: Path) -> None:
     result = run(tmp_path / "r", rounds=8, until=until, full_last_round=False)
     assert result.ended is not None
     assert (result.ended.reason, result.ended.round) == ("until", number)
-    assert until in result.ended.told
+    assert until in result.ended.explanation
     told = json.loads((tmp_path / "r" / "result.json").read_text())
     assert told["ended"] == {**result.ended._asdict()}
     assert json.loads((tmp_path / "r" / "config.json").read_text())["ending"]["until"] == until

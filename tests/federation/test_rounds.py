@@ -69,7 +69,7 @@ def test_pre_post_and_global_are_what_they_say() -> None:
         x = (x.double() / 255 - 0.5) / 0.5
         encoder, head = toy.network().double()[:-1], toy.network().double()[-1]  # type: ignore[index]
         encoder.load_state_dict(server.shared.encoder)
-        for point, weights in (("pre", clients.state(i).personal.head), ("global", server.personal.head)):
+        for point, weights in (("pre", clients.states[i].personal.head), ("global", server.personal.head)):
             head.load_state_dict(weights)
             right = int((head(encoder(x)).argmax(1) == y).sum())
             assert int(history[-1].scores[point, "test"].weighted[i]) == right

@@ -73,8 +73,8 @@ def test_three_rounds_equal_the_plain_implementation(share: float, adaptive: boo
     net = toy.network(batch_norm)
     plain.assert_close(plain.named(server.weights, net), expected.weights)
     for i, own in enumerate(expected.own):
-        plain.assert_close(plain.named(clients.state(i).weights, net), own)
-        assert float(clients.state(i).share) == pytest.approx(expected.shares[i], abs=1e-11)
+        plain.assert_close(plain.named(clients.states[i].weights, net), own)
+        assert float(clients.states[i].share) == pytest.approx(expected.shares[i], abs=1e-11)
     assert adaptive == any(s != share for s in expected.shares)
 
 
@@ -82,7 +82,7 @@ def test_a_learned_share_stays_between_nothing_and_all() -> None:
     """With a learning rate that throws it out of its bounds."""
     method = APFL(train=SGD.but(lr=2.0, momentum=0.0, local_epochs=1), share=0.5, adaptive=True)
     _, clients = plain.federation(method, plain.data(), toy.model())
-    shares = [float(clients.state(i).share) for i in range(5)]
+    shares = [float(clients.states[i].share) for i in range(5)]
     assert all(0 <= share <= 1 for share in shares)
     assert {0.0, 1.0} & set(shares)  # somebody reached a bound
 
@@ -130,13 +130,13 @@ def test_the_personal_model_mixes_with_the_shared_one_as_just_trained() -> None:
     server, clients = plain.federation(method, data, model)
     ids = torch.tensor([2])
     answers = clients.train(ids, send(method, server, ids), Turn(3))
-    own, trained = clients.state(2).weights, tree.pick(answers.ups.weights, 0)
+    own, trained = clients.states[2].weights, tree.pick(answers.ups.weights, 0)
     net: Any = toy.network().double()
     v, w = plain.named(own, net), plain.named(trained, net)
     net.load_state_dict({n: 0.25 * v[n] + 0.75 * w[n] for n in v})
     x, y = data.test.client(2)
     expected = net((x.double() / 255 - 0.5) / 0.5)
-    torch.testing.assert_close(method.client_predict(model, clients.state(2), Down(trained), x), expected)
+    torch.testing.assert_close(method.client_predict(model, clients.states[2], Down(trained), x), expected)
     post = clients.score(ids, Down(answers.ups.weights), "test")
     assert post.weighted.tolist() == [int((expected.argmax(1) == y).sum())]
 

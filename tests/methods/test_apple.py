@@ -70,10 +70,10 @@ def test_three_rounds_equal_the_plain_implementation(settings: dict[str, float])
     server, clients = plain.federation(method, data, toy.model())
     for i in range(5):
         plain.assert_close(plain.named(tree.pick(server.cores, i), toy.network()), expected.cores[i])
-        torch.testing.assert_close(clients.state(i).own.relations, expected.relations[i], rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(clients.states[i].own.relations, expected.relations[i], rtol=1e-10, atol=1e-12)
     net, x = toy.network().double(), data.test.x[:4]
     net.load_state_dict(expected.mixture(3, expected.cores[3]))
-    found = method.client_predict(toy.model(), clients.state(3), method.server_send(server, torch.tensor(3)), x)
+    found = method.client_predict(toy.model(), clients.states[3], method.server_send(server, torch.tensor(3)), x)
     torch.testing.assert_close(found, net((x.double() / 255 - 0.5) / 0.5), rtol=1e-9, atol=1e-11)
 
 
@@ -83,7 +83,7 @@ def test_a_single_client_is_local() -> None:
     rounds = [([0], Turn(t)) for t in range(2)]
     found, _ = plain.federation(APPLE(train=SGD, relation_lr=0.0), data, toy.model(), rounds)
     _, clients = plain.federation(Local(train=SGD), data, toy.model(), rounds)
-    own = tree.flatten(clients.state(0).weights)
+    own = tree.flatten(clients.states[0].weights)
     assert toy.distance(tree.flatten(tree.pick(found.cores, 0)), own) < 1e-14
 
 
@@ -99,7 +99,7 @@ def test_two_clients_by_hand() -> None:
     ids = torch.tensor([0])
     downs = tree.apply(lambda t: t[None], method.server_send(server, ids[0]))
     clients.train(ids, downs, Turn(0))
-    own = clients.state(0).own
+    own = clients.states[0].own
     x, y = data.train.client(0)
     mixed = 0.5 * torch.ones(2, 3, dtype=torch.float64)  # p = (1/2, 1/2): half of the other's core model
     wrong = ((x @ mixed.T + 0.5).softmax(1) - F.one_hot(y, 2)) / 12
@@ -111,7 +111,7 @@ def test_two_clients_by_hand() -> None:
 
 def test_the_default_learns_relations() -> None:
     _, clients = plain.federation(APPLE(train=SGD), plain.data(), toy.model())
-    state = clients.state(0)
+    state = clients.states[0]
     assert not torch.equal(state.own.relations, state.shares)
 
 
@@ -126,7 +126,7 @@ def test_a_newcomer_learns_relations_to_the_others_only() -> None:
     method, model, data = APPLE(train=SGD, relation_lr=0.1), toy.model(), plain.data()
     server, clients = plain.federation(method, data, model)
     down = method.server_greet(server)
-    state = clients.state(4)._replace(own=clients.state(4).own._replace(core=model.start))
+    state = clients.states[4]._replace(own=clients.states[4].own._replace(core=model.start))
     x = data.test.x[:4]
     mixed = tree.mix(server.cores, state.own.relations)
     torch.testing.assert_close(method.client_predict(model, state, down, x), model(mixed, x), rtol=1e-12, atol=1e-14)

@@ -88,7 +88,8 @@ def test_four_rounds_equal_the_plain_implementation(layers: int) -> None:
     plain.assert_close(plain.named(server.weights, net), expected.shared)
     last = len(net) - 1  # type: ignore[arg-type]
     for i, mixing in enumerate(expected.mixing):
-        found = {n.removeprefix("encoder.").replace("head.", f"{last}."): t for n, t in clients.state(i).mixing.items()}
+        own = clients.states[i].mixing.items()
+        found = {n.removeprefix("encoder.").replace("head.", f"{last}."): t for n, t in own}
         plain.assert_close(found, mixing)
     assert any((share < 1).any() for mixing in expected.mixing for share in mixing.values())
 
@@ -112,7 +113,7 @@ def test_the_first_round_takes_the_received_model() -> None:
     """Also of a client that first joins late, whose own model is the initial one."""
     data, method = plain.data(), FedALA(train=SGD, first_epochs=2)
     _, clients = plain.federation(method, data, toy.model(), [([0, 1], Turn(0)), ([2], Turn(1))])
-    assert all((t == 1).all() for t in clients.state(2).mixing.values())
+    assert all((t == 1).all() for t in clients.states[2].mixing.values())
 
 
 @pytest.mark.parametrize("layers", [1, 2])

@@ -60,7 +60,7 @@ def test_three_rounds_equal_the_plain_implementation(heuristic: bool) -> None:
     np.testing.assert_allclose(server.attention.numpy(), weights, rtol=1e-9, atol=1e-12)
     assert 0.05 < weights[0, 1] < 0.95
     for i, model in enumerate(models):
-        plain.assert_close(plain.named(clients.state(i).weights, net), model)
+        plain.assert_close(plain.named(clients.states[i].weights, net), model)
         plain.assert_close(plain.named(tree.pick(server.models, i), net), model)
 
 
@@ -84,7 +84,7 @@ def test_with_identity_attention_it_is_local_training_with_a_proximal_term() -> 
     _, alone = plain.federation(Local(train=SGD), plain.data(), toy.model())
     assert torch.equal(server.attention, torch.eye(5, dtype=torch.float64))
     for i in range(5):
-        ours, theirs = (tree.flatten(found.state(i).weights) for found in (clients, alone))
+        ours, theirs = (tree.flatten(found.states[i].weights) for found in (clients, alone))
         assert toy.distance(ours, theirs) < 1e-14
     _, pulled = plain.federation(FedAMP(train=SGD, **SETTINGS, **own), plain.data(), toy.model())  # type: ignore[arg-type]
     models = [plain.copy(toy.network().double()) for _ in range(5)]
@@ -92,7 +92,7 @@ def test_with_identity_attention_it_is_local_training_with_a_proximal_term() -> 
         for i in participants:
             models[i] = client(models[i], i, turn)
     for i, model in enumerate(models):
-        plain.assert_close(plain.named(pulled.state(i).weights, toy.network()), model)
+        plain.assert_close(plain.named(pulled.states[i].weights, toy.network()), model)
 
 
 @pytest.mark.parametrize("changes", [{"pull": 30.0}, {"step": 0.05}, {"width": 20.0}], ids=str)

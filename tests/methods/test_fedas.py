@@ -82,7 +82,7 @@ def test_three_rounds_equal_the_plain_implementation(epochs: int) -> None:
     shared = {n: t for n, t in expected.shared.items() if n in server.encoder}
     plain.assert_close(server.encoder, shared)
     for i, own in expected.own.items():
-        plain.assert_close(plain.named(clients.state(i).weights, toy.network()), own)
+        plain.assert_close(plain.named(clients.states[i].weights, toy.network()), own)
 
 
 def test_with_equal_information_and_no_alignment_it_is_fedper() -> None:
@@ -106,14 +106,14 @@ def test_alignment_brings_features_to_the_previous_class_means() -> None:
     server, clients = plain.federation(method, data, model, plain.ROUNDS[:2])
     x, y = data.train.client(1)
     own = Data(x, y, torch.tensor(3), torch.ones((), dtype=torch.float64), toy.CLASSES, data.transform, alone=True)
-    z = model.features(clients.state(1).weights.encoder, x)
+    z = model.features(clients.states[1].weights.encoder, x)
     means = torch.stack([z[y == c].mean(0) if (y == c).any() else z[0] for c in range(toy.CLASSES)])
 
     def apart(encoder: tree.Tree) -> float:
         return float((model.features(encoder, x) - means[y]).square().mean())
 
     down = method.server_send(server, torch.tensor(1))
-    assert apart(method.aligned(model, clients.state(1), down, own)) < 0.5 * apart(down.encoder)
+    assert apart(method.aligned(model, clients.states[1], down, own)) < 0.5 * apart(down.encoder)
 
 
 def test_weights_are_the_information_by_hand() -> None:
@@ -132,8 +132,8 @@ def test_a_client_that_has_not_trained_uses_the_received_encoder() -> None:
     server, clients = plain.federation(method, data, model, plain.ROUNDS[:1])
     down, x = method.server_send(server, torch.tensor(2)), data.test.x[:3]
     expected = model.logits(model.start.head, model.features(server.encoder, x))
-    assert torch.equal(method.client_predict(model, clients.state(2), down, x), expected)
-    assert torch.equal(method.client_predict(model, clients.state(1), down, x), model(clients.state(1).weights, x))
+    assert torch.equal(method.client_predict(model, clients.states[2], down, x), expected)
+    assert torch.equal(method.client_predict(model, clients.states[1], down, x), model(clients.states[1].weights, x))
 
 
 def test_it_runs_to_the_end_and_is_measured_after_training() -> None:

@@ -56,7 +56,7 @@ def test_rounds_and_fine_tuning_equal_the_plain_implementation(finetune: str, ep
         net[:-1].load_state_dict(encoder)  # type: ignore[index]
         tuned = {"full": net, "head": net[-1], "encoder": net[:-1]}[finetune]  # type: ignore[index]
         train(net, tuned, data, i, LAST, SGD.but(local_epochs=epochs or SGD.local_epochs))
-        plain.assert_close(plain.named(clients.state(i).tuned, net), plain.copy(net))
+        plain.assert_close(plain.named(clients.states[i].tuned, net), plain.copy(net))
 
 
 def test_the_head_stays_as_it_was_drawn() -> None:
@@ -68,7 +68,7 @@ def test_the_head_stays_as_it_was_drawn() -> None:
     assert toy.distance(server.encoder, start.encoder) > 1e-3
     expected = model(Weights(server.encoder, start.head), x)
     down = method.server_send(server, torch.tensor(1))
-    assert torch.equal(method.client_predict(model, clients.state(1), down, x), expected)
+    assert torch.equal(method.client_predict(model, clients.states[1], down, x), expected)
     assert torch.equal(method.server_predict(model, server, x), expected)
 
 
@@ -78,8 +78,8 @@ def test_fine_tuning_the_head_leaves_the_encoder() -> None:
     server, clients = plain.federation(method, plain.data(), model)
     clients.finish(torch.arange(5), send(method, server, torch.arange(5)), LAST)
     for i in range(5):
-        toy.assert_same(clients.state(i).tuned.encoder, server.encoder)
-        assert toy.distance(clients.state(i).tuned.head, model.start.head) > 1e-3
+        toy.assert_same(clients.states[i].tuned.encoder, server.encoder)
+        assert toy.distance(clients.states[i].tuned.head, model.start.head) > 1e-3
 
 
 def test_fine_tuning_is_measured_beside_the_global_model_and_leaves_it() -> None:
@@ -107,7 +107,7 @@ def test_the_whole_network_is_fine_tuned_by_default() -> None:
     server, clients = plain.federation(method, data, toy.model())
     downs = send(method, server, torch.arange(5))
     clients.finish(torch.arange(5), downs, LAST)
-    tuned = clients.state(0).tuned
+    tuned = clients.states[0].tuned
     start = toy.model().start
     assert all(not torch.equal(t, start.head[name]) for name, t in tuned.head.items())
     assert all(not torch.equal(t, server.encoder[name]) for name, t in tuned.encoder.items())

@@ -98,7 +98,7 @@ def test_all_critical_without_collaborators_is_local() -> None:
     server, _ = plain.federation(method, plain.data(), toy.model(), alone)
     _, clients = plain.federation(Local(train=SGD), plain.data(), toy.model(), alone)
     sent = method.server_send(server, torch.tensor(0)).weights
-    toy.assert_same(tree.flatten(sent), tree.flatten(clients.state(0).weights))
+    toy.assert_same(tree.flatten(sent), tree.flatten(clients.states[0].weights))
 
 
 def toy_start() -> tree.Tree:

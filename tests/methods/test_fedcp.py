@@ -101,7 +101,7 @@ def test_rounds_equal_the_plain_implementation(align: float) -> None:
     plain.assert_close(server.head, plain.copy(expected.whole.head))
     plain.assert_close(policy_of(server), plain.copy(expected.whole.policy))
     for i, head in enumerate(expected.heads):
-        plain.assert_close(clients.state(i).head, plain.copy(head))
+        plain.assert_close(clients.states[i].head, plain.copy(head))
 
 
 def test_where_the_policy_gives_all_to_the_personal_head_it_is_fedper() -> None:
@@ -122,7 +122,7 @@ def test_where_the_policy_gives_all_to_the_personal_head_it_is_fedper() -> None:
     per, theirs = plain.federation(FedPer(train=method.train), data, model, [([0, 1, 3], Turn(0))])
     plain.assert_close(found.shared.encoder, per.shared.encoder)
     for i in (0, 1, 3):
-        plain.assert_close(clients.state(i).head, theirs.state(i).personal.head)
+        plain.assert_close(clients.states[i].head, theirs.states[i].personal.head)
     plain.assert_close(found.shared.policy, policy)
 
 
@@ -164,6 +164,6 @@ def test_units_of_targets_count_once() -> None:
     server = method.server_init(model, clients.census)
     clients.join(method.server_welcome(server))
     down = method.server_send(server._replace(head=empty), torch.tensor(0))
-    state = clients.state(0)._replace(head=empty)
+    state = clients.states[0]._replace(head=empty)
     output = method.client_predict(model, state, down, data.test.x[:3])
     torch.testing.assert_close(output, torch.tensor([[5.0, -1.0]], dtype=torch.float64).expand(3, 2))

@@ -78,7 +78,7 @@ def test_three_rounds_equal_the_plain_implementation(epochs: dict[str, Any], ine
     weights = {**server.encoder, **{f"6.{n}": t for n, t in server.head.items()}}
     plain.assert_close(weights, expected.weights)
     for i, head in enumerate(expected.heads):
-        plain.assert_close(clients.state(i).head, head)
+        plain.assert_close(clients.states[i].head, head)
 
 
 def test_with_full_inertia_the_encoder_is_that_of_fedbabu() -> None:

@@ -69,7 +69,7 @@ def test_three_rounds_equal_the_plain_implementation(momentum: float, batch_norm
     assert expected.consensus is not None
     plain.assert_close({"consensus": server.consensus}, {"consensus": expected.consensus})
     for i in range(5):
-        state = clients.state(i)
+        state = clients.states[i]
         found = {"bias": state.bias, "mean": state.mean}
         plain.assert_close(found, {"bias": expected.biases[i], "mean": expected.running[i]})
 
@@ -113,7 +113,7 @@ def test_means_are_sent_in_the_first_round_only() -> None:
 def test_the_bias_stays_on_the_client_and_is_used() -> None:
     method, data, model = FedDBE(train=SGD), plain.data(), toy.model()
     server, clients = plain.federation(method, data, model, plain.ROUNDS[:1])
-    state, down, x = clients.state(0), method.server_send(server, torch.tensor(0)), data.test.x[:3]
+    state, down, x = clients.states[0], method.server_send(server, torch.tensor(0)), data.test.x[:3]
     z = model.features(down.weights.encoder, x)
     expected = model.logits(down.weights.head, z + state.bias)
     assert state.bias.any()

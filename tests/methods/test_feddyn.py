@@ -77,7 +77,7 @@ def test_three_rounds_equal_the_plain_implementation(changes: dict[str, Any], ba
     plain.assert_close(plain.named(server.mean, net), expected.mean)
     for i, drift in enumerate(expected.drifts):
         last = len(net) - 1  # type: ignore[arg-type]
-        found = clients.state(i).drift
+        found = clients.states[i].drift
         plain.assert_close(
             {n.removeprefix("encoder.").replace("head.", f"{last}."): t for n, t in found.items()}, drift
         )
@@ -101,7 +101,7 @@ def test_pull_is_weaker_for_clients_with_more_samples() -> None:
     _, looped = plain.federation(method, data, toy.model(), [])
     expected = [0.02 * 16.2 / n for n in (13, 20, 9, 31, 8)]
     for clients in (stacked, looped):
-        assert [float(clients.state(i).pull) for i in range(5)] == pytest.approx(expected, rel=1e-12)
+        assert [float(clients.states[i].pull) for i in range(5)] == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_first_round_without_pull_is_fedavg_with_equal_weights() -> None:

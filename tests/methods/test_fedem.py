@@ -96,7 +96,7 @@ def test_three_rounds_equal_the_plain_implementation(count: int) -> None:
     for j, component in enumerate(expected.components):
         plain.assert_close(plain.named(tree.pick(server.components, j), toy.network()), plain.copy(component))
     for i, shares in enumerate(expected.shares):
-        torch.testing.assert_close(clients.state(i).shares, torch.tensor(shares, dtype=torch.float64))
+        torch.testing.assert_close(clients.states[i].shares, torch.tensor(shares, dtype=torch.float64))
     assert max(max(shares) for shares in expected.shares) > 1 / count + 0.01  # the mixtures are not all alike
 
 
@@ -105,7 +105,7 @@ def test_probabilities_are_mixed_not_logits() -> None:
     method, model = clients.method, clients.model
     for i in range(5):
         x, _ = clients.data.test.client(i)
-        found = method.client_predict(model, clients.state(i), method.server_send(server, torch.tensor(i)), x)
+        found = method.client_predict(model, clients.states[i], method.server_send(server, torch.tensor(i)), x)
         with torch.no_grad():
             told = [F.softmax(net(scaled(x)), 1) for net in expected.components]
         mixed = sum(share * p for share, p in zip(expected.shares[i], told, strict=True))
@@ -124,7 +124,7 @@ def test_fine_tuning_equals_the_plain_implementation(epochs: int | None, alike: 
         q = expected.expect(i)
         q = [[1.0] * 3 for _ in q] if alike else q
         tuned = expected.maximise(i, q, turn, SGD.local_epochs if epochs is None else epochs)
-        found = clients.state(i).tuned
+        found = clients.states[i].tuned
         for j in range(3):
             plain.assert_close(plain.named(tree.pick(found.components, j), toy.network()), tuned[j])
         torch.testing.assert_close(found.shares, torch.tensor(expected.shares[i], dtype=torch.float64))

@@ -95,7 +95,7 @@ def test_five_rounds_equal_the_plain_implementation() -> None:
     assert (expected.affinity > 0).any()  # some models helped,
     assert (expected.affinity < 0).any()  # some did not
     for i, model in enumerate(expected.models):
-        plain.assert_close(plain.named(clients.state(i).weights, toy.network()), model)
+        plain.assert_close(plain.named(clients.states[i].weights, toy.network()), model)
         plain.assert_close(plain.named(tree.pick(server.models, i), toy.network()), model)
 
 
@@ -104,7 +104,7 @@ def test_the_first_round_is_local_training_on_what_is_not_held_out() -> None:
     _, clients = plain.federation(FedFomo(train=SGD), data, model, ROUNDS[:1])
     for i in ROUNDS[0][0]:
         expected = Plain(data).client(i, {}, Turn(0))
-        plain.assert_close(plain.named(clients.state(i).weights, toy.network()), expected)
+        plain.assert_close(plain.named(clients.states[i].weights, toy.network()), expected)
 
 
 def server(affinity: list[list[float]], uploaded: list[bool]) -> Server:
@@ -207,9 +207,9 @@ def test_held_out_samples_are_not_trained_on_in_any_round(kind: Any, batch_norm:
         only = torch.tensor([0])
         for number in range(4):  # alone, so nothing is mixed
             start = method.server_init(clients.model, clients.census)
-            mine = start._replace(models=tree.put(start.models, 0, clients.state(0).weights))
+            mine = start._replace(models=tree.put(start.models, 0, clients.states[0].weights))
             clients.train(only, send(method, mine, only), Turn(number))
-        return tree.flatten(clients.state(0))
+        return tree.flatten(clients.states[0])
 
     held_out, others = parts(data, 0)
     assert (len(held_out), len(others)) == (2, 11)  # so the last batch is not full

@@ -51,7 +51,7 @@ def test_three_rounds_equal_the_plain_implementation(epochs: int, batch: int, lr
     server, clients = plain.federation(method, expected.data, toy.model())
     plain.assert_close(server.head, plain.copy(expected.head))
     for i, net in enumerate(expected.nets):
-        state = clients.state(i)
+        state = clients.states[i]
         plain.assert_close(plain.named(plain.Weights(state.encoder, state.head), net), plain.copy(net))
 
 
@@ -86,7 +86,7 @@ def test_the_servers_head_is_no_clients_head() -> None:
     """It is trained from its own last value, on class means only: heads that clients train do not reach it."""
     method, data, model = FedGH(train=SGD), plain.data(), toy.model()
     server, clients = plain.federation(method, data, model, plain.ROUNDS[:1])
-    sent = [plain.class_means(net_of(clients.state(i)), data, i) for i in (0, 1, 3)]
+    sent = [plain.class_means(net_of(clients.states[i]), data, i) for i in (0, 1, 3)]
     head: Any = nn.Linear(8, 4).double()
     head.load_state_dict(model.start.head)
     optimizer = torch.optim.SGD(head.parameters(), lr=0.01)
@@ -95,7 +95,7 @@ def test_the_servers_head_is_no_clients_head() -> None:
         F.cross_entropy(head(z), y).backward()
         optimizer.step()
     plain.assert_close(server.head, plain.copy(head))
-    assert all(toy.distance(server.head, clients.state(i).head) > 1e-3 for i in range(2))
+    assert all(toy.distance(server.head, clients.states[i].head) > 1e-3 for i in range(2))
 
 
 def net_of(state: Any) -> Any:
@@ -107,7 +107,7 @@ def net_of(state: Any) -> Any:
 def test_which_head_predicts() -> None:
     data, model = plain.data(), toy.model()
     server, clients = plain.federation(FedGH(train=SGD), data, model, plain.ROUNDS[:1])
-    state, (x, _) = clients.state(0), data.test.client(0)
+    state, (x, _) = clients.states[0], data.test.client(0)
     down = FedGH().server_send(server, torch.tensor(0))
     z = model.features(state.encoder, x)
     for own, head in ((False, server.head), (True, state.head)):

@@ -89,8 +89,8 @@ def test_three_rounds_equal_the_plain_implementation(by: str) -> None:
     server, clients = plain.federation(method, data, toy.model())
     plain.assert_close(plain.named(server.weights, toy.network()), expected.weights)
     for i, own in expected.inherited.items():
-        plain.assert_close(plain.named(clients.state(i).inherited, toy.network()), own)
-        assert int(clients.state(i).trainings) == expected.trainings[i]
+        plain.assert_close(plain.named(clients.states[i].inherited, toy.network()), own)
+        assert int(clients.states[i].trainings) == expected.trainings[i]
 
 
 def test_without_transfer_the_global_model_is_fedavgs() -> None:
@@ -125,8 +125,8 @@ def test_the_inherited_model_predicts_once_there_is_one() -> None:
     method, model, data = FedPHP(train=SGD), toy.model(), plain.data()
     server, clients = plain.federation(method, data, model, plain.ROUNDS[:1])  # of 0, 1 and 3
     down, x = method.server_send(server, torch.tensor(0)), data.test.x[:3]
-    assert torch.equal(method.client_predict(model, clients.state(1), down, x), model(clients.state(1).inherited, x))
-    assert torch.equal(method.client_predict(model, clients.state(2), down, x), model(server.weights, x))
+    assert torch.equal(method.client_predict(model, clients.states[1], down, x), model(clients.states[1].inherited, x))
+    assert torch.equal(method.client_predict(model, clients.states[2], down, x), model(server.weights, x))
 
 
 def test_a_discrepancy_by_hand() -> None:

@@ -62,9 +62,9 @@ def test_three_rounds_equal_the_plain_implementation(source: str) -> None:
         expected.round(joined, turn)
     server, clients = plain.federation(FedProto(train=SGD, prototypes=source, align=3.0), data, toy.model())
     for i, net in enumerate(expected.nets):
-        plain.assert_close(plain.named(clients.state(i).weights, net), plain.copy(net))
+        plain.assert_close(plain.named(clients.states[i].weights, net), plain.copy(net))
         for k, prototype in expected.own[i].items():
-            torch.testing.assert_close(clients.state(i).prototypes[k], prototype)
+            torch.testing.assert_close(clients.states[i].prototypes[k], prototype)
     for k, prototype in expected.shared.items():
         found = server.prototypes[k]
         torch.testing.assert_close(found, prototype if source == "global" else torch.zeros_like(found))
@@ -103,7 +103,7 @@ def test_the_classifier_is_tested_not_the_nearest_prototype() -> None:
     """A head that always says class 2 is believed."""
     model, method = toy.model(), FedProto(train=SGD)
     _, clients = plain.federation(method, plain.data(), model)
-    state = clients.state(1)
+    state = clients.states[1]
     head = {"weight": torch.zeros_like(state.weights.head["weight"]), "bias": torch.eye(toy.CLASSES).double()[2]}
     state = state._replace(weights=state.weights._replace(head=head))
     x, _ = clients.data.test.client(1)

@@ -70,7 +70,7 @@ def test_three_rounds_equal_the_plain_implementation(drop_last: bool) -> None:
     server, clients = plain.federation(FedRoD(train=sgd), data, toy.model())
     plain.assert_close(plain.named(server.weights, toy.network()), expected.weights)
     for i, head in enumerate(expected.heads):
-        plain.assert_close(clients.state(i).head, head)
+        plain.assert_close(clients.states[i].head, head)
 
 
 def answer(head: tree.Tree | None = None, batch_norm: bool = False, **changes: Any) -> tuple[State, tree.Tree]:
@@ -120,9 +120,9 @@ def test_personal_predictions_add_both_heads() -> None:
     net.load_state_dict(plain.named(server.weights, net))
     x = data.test.x[:6]
     z = net[:-1]((x.double() / 255 - 0.5) / 0.5)
-    own = clients.state(1).head
+    own = clients.states[1].head
     method = FedRoD()
-    found = method.client_predict(model, clients.state(1), method.server_send(server, torch.tensor(1)), x)
+    found = method.client_predict(model, clients.states[1], method.server_send(server, torch.tensor(1)), x)
     torch.testing.assert_close(found, net[-1](z) + z @ own["weight"].T + own["bias"])
     torch.testing.assert_close(method.server_predict(model, server, x), net[-1](z))
 

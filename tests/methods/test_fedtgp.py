@@ -90,7 +90,7 @@ def test_three_rounds_equal_the_plain_implementation(margin: float) -> None:
     assert (max(expected.margins) == 0.2) == (margin == 0.2)
     server, clients = plain.federation(method, plain.data(), toy.model())
     for i, net in enumerate(expected.nets):
-        plain.assert_close(plain.named(clients.state(i).weights, net), plain.copy(net))
+        plain.assert_close(plain.named(clients.states[i].weights, net), plain.copy(net))
     torch.testing.assert_close(processed(server.trained), expected.table().detach())
     found = method.server_send(server, torch.tensor(0)).prototypes
     for k in range(toy.CLASSES):

@@ -261,7 +261,7 @@ def test_predictions_are_those_of_the_center() -> None:
         return made
 
     down = method.server_send(server, torch.tensor(0))
-    found = method.client_predict(model, clients.state(0), down, x)
+    found = method.client_predict(model, clients.states[0], down, x)
     torch.testing.assert_close(found, outputs(server.centers[0]))
     torch.testing.assert_close(
         method.server_predict(model, server, x), outputs(torch.full((3,), 1 / 3, dtype=torch.float64))

@@ -62,7 +62,7 @@ def test_three_rounds_equal_the_plain_implementation(alpha: float, beta: float, 
     server, clients = plain.federation(method, expected.data, toy.model(batch_norm=batch_norm))
     plain.assert_close(plain.named(server.weights, expected.meme), plain.copy(expected.meme))
     for i, net in enumerate(expected.nets):
-        plain.assert_close(plain.named(clients.state(i).weights, net), plain.copy(net))
+        plain.assert_close(plain.named(clients.states[i].weights, net), plain.copy(net))
 
 
 def test_without_distillation_it_is_local_training_and_fedavg() -> None:
@@ -90,7 +90,7 @@ def test_one_step_of_one_weight_by_hand() -> None:
     data.train.y.zero_()
     method = FML(train=LocalTraining(local_epochs=1, batch_size=1, lr=1.0), personal_share=alpha, shared_share=beta)
     server, clients = plain.federation(method, data, model, [])
-    state = clients.state(0)
+    state = clients.states[0]
     weight = state.weights.head["weight"].clone()
     weight[0, 0] = a
     state = state._replace(weights=state.weights._replace(head={**state.weights.head, "weight": weight}))

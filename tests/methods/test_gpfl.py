@@ -111,10 +111,10 @@ def test_rounds_equal_the_plain_implementation(conditions: str, table_decay: flo
     plain.assert_close(named(server.shared.valve), plain.copy(expected.valve))
     plain.assert_close({"": server.shared.table}, {"": expected.table})
     for i in range(5):
-        plain.assert_close(clients.state(i).head, plain.copy(expected.heads[i]))
+        plain.assert_close(clients.states[i].head, plain.copy(expected.heads[i]))
         x, _ = data.test.client(i)
         z = expected.net[:-1]((x.double() / 255 - 0.5) / 0.5)
-        mine = method.client_predict(model, clients.state(i), method.server_send(server, torch.tensor(i)), x)
+        mine = method.client_predict(model, clients.states[i], method.server_send(server, torch.tensor(i)), x)
         theirs = expected.heads[i](expected.valve(z, expected.conditions(i)[0]))
         torch.testing.assert_close(mine, theirs.detach())
         shared = method.server_predict(model, server, x)

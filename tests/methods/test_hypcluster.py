@@ -83,7 +83,7 @@ def test_rounds_equal_the_plain_implementation() -> None:
     for j in range(3):
         net = toy.network()
         plain.assert_close(plain.named(tree.pick(server.models, j), net), plain.copy(models[j]))
-    assert [int(clients.state(i).cluster) for i in range(5)] == [chosen[-1][i] for i in range(5)]
+    assert [int(clients.states[i].cluster) for i in range(5)] == [chosen[-1][i] for i in range(5)]
 
 
 def test_one_cluster_is_fedavg() -> None:
@@ -125,7 +125,7 @@ def test_the_last_choice_is_among_the_final_models() -> None:
     server, clients = plain.federation(method, data, model)
     turned = Server(tree.pick(server.models, torch.tensor([1, 2, 0])))
     for i in range(5):
-        state, down = clients.state(i), method.server_send(turned, torch.tensor(i))
+        state, down = clients.states[i], method.server_send(turned, torch.tensor(i))
         found = method.client_finish(model, state, down, kept(data, i)).cluster
         of_models = losses([module(tree.pick(turned.models, j)) for j in range(3)], data, i)
         assert int(found) == of_models.index(min(of_models))
@@ -136,7 +136,7 @@ def test_a_newcomer_chooses_when_it_joins() -> None:
     server, clients = plain.federation(method, data, model)
     models = [module(tree.pick(server.models, j)) for j in range(3)]
     clients.join(method.server_welcome(server))
-    found = [int(clients.state(i).cluster) for i in range(5)]
+    found = [int(clients.states[i].cluster) for i in range(5)]
     assert found == [(of_models := losses(models, data, i)).index(min(of_models)) for i in range(5)]
     assert len(set(found)) > 1
 

@@ -58,7 +58,7 @@ def test_predictions_equal_the_plain_implementation(kind: Any, settings: dict[st
     scores = history[-1].scores["finished", "test"]
     for i in range(data.num_clients):
         x, y = data.test.client(i)
-        logits = method.client_predict(toy.model(), clients.state(i), Down(server.weights), x)
+        logits = method.client_predict(toy.model(), clients.states[i], Down(server.weights), x)
         expected = torch.tensor(plain_probabilities(server, data, method, i), dtype=torch.float64)
         torch.testing.assert_close(logits.exp(), expected, rtol=1e-9, atol=1e-12)
         assert scores.weighted[i] == (expected.argmax(1) == y).sum()

@@ -29,4 +29,4 @@ def test_three_rounds_equal_the_plain_implementation() -> None:
     server, clients = plain.federation(LGFedAvg(train=SGD), data, toy.model())
     plain.assert_close(server.shared.head, head)
     for i, net in enumerate(nets):
-        plain.assert_close(clients.state(i).personal.encoder, plain.copy(net[:-1]))  # type: ignore[index]
+        plain.assert_close(clients.states[i].personal.encoder, plain.copy(net[:-1]))  # type: ignore[index]

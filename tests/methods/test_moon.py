@@ -61,8 +61,8 @@ def test_three_rounds_equal_the_plain_implementation(batch_norm: bool) -> None:
     server, clients = plain.federation(method, plain.data(), toy.model(batch_norm=batch_norm))
     plain.assert_close(plain.named(server.weights, expected.shared), plain.copy(expected.shared))
     for i, net in enumerate(expected.previous):
-        encoder = {n: t for n, t in plain.copy(net).items() if n in clients.state(i).previous}
-        plain.assert_close(clients.state(i).previous, encoder)
+        encoder = {n: t for n, t in plain.copy(net).items() if n in clients.states[i].previous}
+        plain.assert_close(clients.states[i].previous, encoder)
 
 
 def test_without_contrast_it_is_fedavg() -> None:

@@ -50,7 +50,7 @@ def test_three_rounds_equal_the_plain_implementation() -> None:
     server, clients = plain.federation(MRMTL(train=SGD, pull=0.7), data, toy.model())
     plain.assert_close(plain.named(server.weights, toy.network()), expected.mean)
     for i, own in enumerate(expected.personal):
-        plain.assert_close(plain.named(clients.state(i).personal, toy.network()), own)
+        plain.assert_close(plain.named(clients.states[i].personal, toy.network()), own)
 
 
 def part(found: tree.Tree, prefix: str) -> tree.Tree:
@@ -93,8 +93,8 @@ def test_one_step_by_hand() -> None:
             own[0] = weight - 0.5 * (wrong.T @ x + 0.3 * (weight - mean[0]))
             own[1] = bias - 0.5 * (wrong.sum(0) + 0.3 * (bias - mean[1]))
     for i in (0, 1):
-        torch.testing.assert_close(clients.state(i).personal.head["weight"], after[i][0], rtol=1e-10, atol=1e-12)
-        torch.testing.assert_close(clients.state(i).personal.head["bias"], after[i][1], rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(clients.states[i].personal.head["weight"], after[i][0], rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(clients.states[i].personal.head["bias"], after[i][1], rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(server.weights.head["weight"], (after[0][0] + after[1][0]) / 2)
 
 

@@ -116,7 +116,7 @@ def test_the_personal_model_is_one_step_from_the_shared_one() -> None:
     x, y = data.train.client(1)
     F.cross_entropy(net((x.double() / 255 - 0.5) / 0.5), y).backward()
     expected = {n: p.detach() - 0.3 * p.grad for n, p in net.named_parameters() if p.grad is not None}
-    plain.assert_close(plain.named(clients.state(1).tuned, net), expected)
+    plain.assert_close(plain.named(clients.states[1].tuned, net), expected)
 
 
 @pytest.mark.parametrize("batch_norm", [False, True], ids=["plain", "batchnorm"])

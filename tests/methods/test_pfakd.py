@@ -102,7 +102,7 @@ def test_three_rounds_equal_the_plain_implementation(changes: dict[str, Any], ba
     server, clients = plain.federation(method, data, toy.model(batch_norm=batch_norm))
     plain.assert_close(server.encoder, expected.encoder)
     for i, net in enumerate(expected.nets):
-        plain.assert_close(clients.state(i).head, plain.copy(net[-1]))
+        plain.assert_close(clients.states[i].head, plain.copy(net[-1]))
 
 
 def test_without_distillation_it_is_fedper() -> None:

@@ -106,7 +106,7 @@ def test_three_rounds_equal_the_plain_implementation(settings: dict[str, float])
     plain.assert_close(server.encoder, {n: t for n, t in expected.net.items() if n in server.encoder})
     np.testing.assert_allclose(server.gaussians.means, expected.means, rtol=1e-9, atol=1e-11)
     np.testing.assert_allclose(server.gaussians.covariance, expected.covariance, rtol=1e-9, atol=1e-11)
-    assert {i: pytest.approx(float(clients.state(i).share)) for i in range(5)} == expected.shares
+    assert {i: pytest.approx(float(clients.states[i].share)) for i in range(5)} == expected.shares
 
 
 def test_the_classifier_is_that_of_discriminant_analysis() -> None:
@@ -163,7 +163,7 @@ def test_a_client_without_pairs_keeps_the_shared_gaussians() -> None:
     data, method = toy.toy(augmented=False), pFedFDA(train=SGD)
     server, clients = plain.federation(method, data, toy.model(), [([2], Turn(0))])
     before, _ = plain.federation(method, data, toy.model(), [])
-    assert float(clients.state(2).share) == 0
+    assert float(clients.states[2].share) == 0
     toy.assert_same(tree.flatten(server.gaussians), tree.flatten(before.gaussians))
 
 
@@ -171,6 +171,6 @@ def test_clients_that_have_not_trained_use_the_shared_gaussians() -> None:
     method, model, data = pFedFDA(train=SGD), toy.model(), plain.data()
     server, clients = plain.federation(method, data, model, plain.ROUNDS[:1])
     down, x = method.server_send(server, torch.tensor(2)), data.test.x[:3]
-    state, z = clients.state(2), model.features(server.encoder, x)
+    state, z = clients.states[2], model.features(server.encoder, x)
     expected = scores(classifier(server.gaussians, state.priors), z)
     assert torch.equal(method.client_predict(model, state, down, x), expected)

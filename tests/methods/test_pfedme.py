@@ -67,7 +67,7 @@ def test_three_rounds_equal_the_plain_implementation(settings: dict[str, Any], b
     net = toy.network(batch_norm)
     plain.assert_close(plain.named(server.weights, net), expected.weights)
     for i, personal in enumerate(expected.personal):
-        plain.assert_close(plain.named(clients.state(i).weights, net), personal)
+        plain.assert_close(plain.named(clients.states[i].weights, net), personal)
 
 
 def test_one_step_by_hand() -> None:
@@ -79,7 +79,7 @@ def test_one_step_by_hand() -> None:
     slope = torch.full((2,), 0.5, dtype=torch.float64)  # p - onehot at p = (1/2, 1/2)
     slope[y] -= 1
     theta = -0.3 * slope[:, None] * x
-    torch.testing.assert_close(clients.state(0).weights.head["weight"], theta)
+    torch.testing.assert_close(clients.states[0].weights.head["weight"], theta)
     torch.testing.assert_close(server.weights.head["weight"], 0.1 * 2.0 * theta)  # w - ηλ (w - θ), w = 0
 
 
@@ -89,7 +89,7 @@ def test_the_personal_model_is_drawn_to_the_local_copy_not_to_itself() -> None:
     for pull in (0.0, 10.0):
         method = pFedMe(train=SGD.but(weight_decay=0.0), pull=pull, steps=20)
         server, clients = plain.federation(method, plain.data(), toy.model(), rounds=[([1], Turn(0))])
-        there, here = tree.flatten(toy.model().start), tree.flatten(clients.state(1).weights)
+        there, here = tree.flatten(toy.model().start), tree.flatten(clients.states[1].weights)
         far.append(sum(float((there[n] - here[n]).square().sum()) for n in here))
         if pull == 0:  # and the local copy is not drawn anywhere
             toy.assert_same(tree.flatten(server.weights), there)
@@ -110,8 +110,8 @@ def test_the_personal_model_is_kept_and_starts_from_the_shared_one() -> None:
     toy.assert_same(*answers)
     x = data.test.client(1)[0]
     down = method.server_send(server, torch.tensor(1))
-    found = method.client_predict(model, clients.state(1), down, x)
-    assert torch.equal(found, model(clients.state(1).weights, x))
+    found = method.client_predict(model, clients.states[1], down, x)
+    assert torch.equal(found, model(clients.states[1].weights, x))
     assert not torch.allclose(found, model(server.weights, x))
 
 

@@ -74,7 +74,7 @@ def test_three_rounds_equal_the_plain_implementation(drop_last: bool, by_samples
     plain.assert_close(plain.named(server.weights, toy.network(batch_norm)), expected.weights)
     plain.assert_close(by_name(server.control, batch_norm), expected.control)
     for i, control in enumerate(expected.controls):
-        plain.assert_close(by_name(clients.state(i).control, batch_norm), control)
+        plain.assert_close(by_name(clients.states[i].control, batch_norm), control)
 
 
 def test_while_controls_are_zero_it_is_fedavg() -> None:
@@ -101,14 +101,14 @@ def test_the_first_control_is_the_mean_gradient() -> None:
         ((x, y),) = plain.batches(data, i, Turn(0), method.train)
         F.cross_entropy(net(x), y).backward()
         gradient = {n: p.grad for n, p in net.named_parameters() if p.grad is not None}
-        for name, c in by_name(clients.state(i).control).items():
+        for name, c in by_name(clients.states[i].control).items():
             torch.testing.assert_close(c, gradient[name], rtol=1e-6, atol=1e-10)
 
 
 def test_the_servers_control_is_the_mean_over_all_clients() -> None:
     """Over m, not over those who took part; and clients remember theirs (elsewhere they do not)."""
     server, clients = plain.federation(SCAFFOLD(train=LocalTraining(**TRAINING)), plain.data(), toy.model())  # type: ignore[arg-type]
-    own = [clients.state(i).control for i in range(5)]
+    own = [clients.states[i].control for i in range(5)]
     plain.assert_close(server.control, tree.average(tree.stack(own), torch.ones(5)))
     assert all(any(t.any() for t in control.values()) for control in own)
 

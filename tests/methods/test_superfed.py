@@ -78,7 +78,7 @@ def test_three_rounds_equal_the_plain_implementation(begin: int, by_layer: bool)
     server, clients = plain.federation(method, expected.data, toy.model())
     plain.assert_close(plain.named(server.weights, expected.shared), plain.copy(expected.shared))
     for i, net in enumerate(expected.nets):
-        plain.assert_close(plain.named(clients.state(i).weights, expected.shared), net)
+        plain.assert_close(plain.named(clients.states[i].weights, expected.shared), net)
 
 
 @pytest.mark.parametrize(("pull", "same"), [(0.0, "fedavg"), (0.3, "fedprox")])
@@ -108,19 +108,19 @@ def test_predictions_are_those_of_the_mixture(part: float) -> None:
     method, data, model = SuPerFed(train=SGD, predict_share=part), plain.data(), toy.model()
     server, clients = plain.federation(method, data, model, plain.ROUNDS[:1])
     net, (x, _) = toy.network().double(), data.test.client(0)
-    f, w = (plain.named(weights, net) for weights in (server.weights, clients.state(0).weights))
+    f, w = (plain.named(weights, net) for weights in (server.weights, clients.states[0].weights))
     net.load_state_dict({n: (1 - part) * f[n] + part * w[n] for n in f})
     down = method.server_send(server, torch.tensor(0))
-    found = method.client_predict(model, clients.state(0), down, x)
+    found = method.client_predict(model, clients.states[0], down, x)
     torch.testing.assert_close(found, net((x.double() / 255 - 0.5) / 0.5))
-    fresh = method.client_predict(model, clients.state(2), down, x)  # has not taken part: the shared model
+    fresh = method.client_predict(model, clients.states[2], down, x)  # has not taken part: the shared model
     net.load_state_dict(f)
     torch.testing.assert_close(fresh, net((x.double() / 255 - 0.5) / 0.5))
 
 
 def test_both_models_become_orthogonal() -> None:
     weak, strong = (
-        plain.federation(SuPerFed(train=SGD.but(lr=0.01), apart=apart), plain.data(), toy.model())[1].state(0).weights
+        plain.federation(SuPerFed(train=SGD.but(lr=0.01), apart=apart), plain.data(), toy.model())[1].states[0].weights
         for apart in (0.0, 50.0)
     )
     start = toy.model().start

@@ -22,7 +22,7 @@ from coterie.api import Execution
 from coterie.api.progress import Lines
 from coterie.cli import main
 from coterie.core.errors import CoterieError
-from coterie.data import at_hand
+from coterie.data import is_available
 from coterie.execution import Scores
 from coterie.federation import History, Round
 from coterie.papers import reproduce as module
@@ -333,8 +333,8 @@ def test_a_mistake_of_all_trainings_is_told_once(
 
 
 def test_data_that_are_not_there(tmp_path: Path) -> None:
-    assert not at_hand("cifar10", tmp_path)
-    assert at_hand("heart-disease", tmp_path)
+    assert not is_available("cifar10", tmp_path)
+    assert is_available("heart-disease", tmp_path)
     with pytest.raises(CoterieError, match=r"cifar10 was not found.*coterie data get cifar10"):
         go(find("P1-T2-CIFAR10"), tmp_path / "out", data_dir=str(tmp_path))
     assert not (tmp_path / "out").exists()
@@ -439,7 +439,7 @@ def test_the_list(tmp_path: Path, here: Path, capsys: pytest.CaptureFixture[str]
     main(["recipes", "P1-T2", "--json", "--data-dir", str(tmp_path)])
     listed = json.loads(capsys.readouterr().out)
     assert [entry["id"] for entry in listed] == [f"P1-T2-{d}" for d in ("CIFAR10", "CINIC10", "EMNIST", "FMNIST")]
-    assert (listed[0]["clients"], listed[0]["steps"], listed[0]["at_hand"]) == ([20], 4 * 200 * 20 * 60, False)
+    assert (listed[0]["clients"], listed[0]["steps"], listed[0]["available"]) == ([20], 4 * 200 * 20 * 60, False)
 
 
 def test_the_list_fits_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,7 +92,7 @@ def averaged(method: Encrypted, *values: float) -> tuple[Any, Any]:
 def played(method: AnyMethod, model: Model, processes: int = 1, **settings: Any) -> tuple[Any, tree.Tree, History]:
     clients = Looped(method, model, toy.toy(), 7, processes=processes)
     server, history = federate(clients, Settings(**{"rounds": 2, "join_ratio": 0.6, "seed": 7} | settings))
-    states = tree.flatten({str(i): toy.unpadded(clients.state(i)) for i in range(clients.data.num_clients)})
+    states = tree.flatten({str(i): toy.unpadded(clients.states[i]) for i in range(clients.data.num_clients)})
     clients.close()
     return server, states, history
 

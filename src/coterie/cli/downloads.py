@@ -49,7 +49,7 @@ def do_get(chosen: argparse.Namespace) -> None:
 
 
 def do_path(chosen: argparse.Namespace) -> None:
-    from coterie.data.datasets import DATASETS, SHIPPED, at_hand, find, known_as, roots
+    from coterie.data.datasets import DATASETS, SHIPPED, find, is_available, known_as, roots
 
     data_dir = getattr(chosen, "data_dir", None)
 
@@ -60,7 +60,7 @@ def do_path(chosen: argparse.Namespace) -> None:
     if getattr(chosen, "name", None):
         print(place(known_as(chosen.name)))
         return
-    found = {name: place(name) if at_hand(name, data_dir) else None for name in DATASETS}
+    found = {name: place(name) if is_available(name, data_dir) else None for name in DATASETS}
     searched = [str(root) for root in roots(data_dir)]
     if hasattr(chosen, "json"):
         print(json.dumps({"folders": searched, "datasets": found}, indent=2))

@@ -120,4 +120,4 @@ def why_ended(run: Path) -> str:
     from coterie.runs.extending import ended_of
 
     ended = ended_of(run)
-    return f" (ended after round {ended.round} by {in_flags(ended)})" if ended and ended.told else ""
+    return f" (ended after round {ended.round} by {in_flags(ended)})" if ended and ended.explanation else ""

@@ -140,7 +140,7 @@ def train_one(
         config={"command": {**command_of(chosen), "method": entrant.method, "seed": seed, "cwd": os.getcwd()}},
         **run_settings(chosen, str(entrant.method)) | {"seed": seed},
     )
-    if result.ended and result.ended.told and not is_machine_readable(chosen):
+    if result.ended and result.ended.explanation and not is_machine_readable(chosen):
         print(f"{entrant.title} ended after round {result.ended.round} of {planned} by {in_flags(result.ended)}")
     return result
 
@@ -178,7 +178,7 @@ def live_page(chosen: argparse.Namespace) -> contextlib.AbstractContextManager[A
 
 def in_flags(ended: Ended) -> str:
     """Why a run ended, with the flag that ended it."""
-    return f"--{ended.reason.replace('_', '-')}: {ended.told}"
+    return f"--{ended.reason.replace('_', '-')}: {ended.explanation}"
 
 
 def in_words(method: str, privacy: Mapping[str, Any]) -> str:

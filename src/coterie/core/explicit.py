@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any, Self
 
-from coterie.core.typed import check_fields
+from coterie.core.validation import check_fields
 
 
 class Explicit:

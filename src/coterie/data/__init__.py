@@ -1,7 +1,7 @@
 """Datasets, partitions and scenarios; `data/user/` reads users' files."""
 
 from coterie.data.dataset import Dataset
-from coterie.data.datasets import DATASETS, at_hand, load
+from coterie.data.datasets import DATASETS, is_available, load
 from coterie.data.describe import describe_input, some
 from coterie.data.gather import divide, federate
 from coterie.data.partition import Labels, Partition
@@ -17,11 +17,11 @@ __all__ = [
     "Dataset",
     "Labels",
     "Partition",
-    "at_hand",
     "describe_input",
     "divide",
     "federate",
     "filled",
+    "is_available",
     "load",
     "normalised",
     "picture",

@@ -233,7 +233,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, resize: int 
     return source.read(find(known, roots(data_dir)), source.side if resize is None else resize)
 
 
-def at_hand(name: str, data_dir: str | os.PathLike[str] | None = None) -> bool:
+def is_available(name: str, data_dir: str | os.PathLike[str] | None = None) -> bool:
     """Whether `load` would find the dataset's files. Does not read them."""
     try:
         find(name, roots(data_dir))

@@ -22,7 +22,7 @@ from coterie.deploy.agreement import Agreement
 from coterie.deploy.device import Device
 from coterie.deploy.handshake import Terms, dtype_of, from_json, to_json
 from coterie.deploy.privacy_record import DELTA, PrivacyBudget, PrivacyRecord
-from coterie.deploy.store import Store
+from coterie.deploy.store import Store, federation_folder
 from coterie.deploy.task_schema import MOMENTS
 from coterie.deploy.wire import Refused, TensorSchema, checksum, decode, read_header
 from coterie.models import build_model
@@ -130,7 +130,7 @@ def accept_terms(terms: Terms, start: bytes, policy: DevicePolicy) -> Agreement:
             "server and device differ in method, model or settings: use the same versions of Coterie and torch, and "
             "the same model"
         )
-    save_terms(policy.folder / terms.federation[:16], terms, start)
+    save_terms(federation_folder(policy.folder, terms.federation), terms, start)
     return agreement
 
 
@@ -185,7 +185,7 @@ def device_from_terms(
     for split in (data.train, data.test, data.validation):
         if split is not None:
             data.task.check_labels(split.y, f"{data.name}: labels for the federation's task")
-    return Device(agreement, data, ids, Store(policy.folder / terms.federation[:16]), record, tell_scores)
+    return Device(agreement, data, ids, Store(federation_folder(policy.folder, terms.federation)), record, tell_scores)
 
 
 def save_terms(folder: Path, terms: Terms, start: bytes) -> None:

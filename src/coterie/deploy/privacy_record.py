@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from coterie.deploy.store import federation_folder
 from coterie.deploy.wire import Header
 from coterie.privacy import Protection, merged
 from coterie.privacy.accountant import Spent, best_accountant, epsilon
@@ -167,7 +168,7 @@ class PrivacyRecord:
 
     def _answer_path(self, client: int, entry: RecordedAnswer) -> Path:
         name = f"answer-{entry.kind}-{entry.round}-{entry.request[:16]}.bin"
-        return self.folder / entry.federation[:16] / f"client-{client}" / name
+        return federation_folder(self.folder, entry.federation) / f"client-{client}" / name
 
 
 def digest(content: bytes) -> str:

@@ -21,6 +21,11 @@ DIGITS = 12  # of the counter in a file's name
 KEPT = 3  # versions per client: before and after the last training, and one for a server that lost a round
 
 
+def federation_folder(folder: Path, federation: str) -> Path:
+    """Where a device keeps what belongs to this federation, below its own folder."""
+    return folder / federation[:16]
+
+
 class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -193,10 +193,6 @@ class LocalBackend(Backend):
         found: Tensor = in_order(len(clients), ((given.cohort.rows, row) for given, row in work))
         return found.cpu()
 
-    def state(self, client: int) -> Any:
-        """The state of this client, on the CPU."""
-        return self.states[client]
-
     def split(self, name: str) -> Split:
         split: Split | None = getattr(self.data, name)
         if split is None:

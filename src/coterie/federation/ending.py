@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.metric_scale import MetricScale
-from coterie.core.typed import check_fields
+from coterie.core.validation import check_fields
 from coterie.federation.history import Ended, Round, Summary
 
 MEASURED = ("pre", "post", "global")  # points that are measured during the rounds

@@ -110,7 +110,7 @@ class Ended(NamedTuple):
 
     reason: str  # rounds, until, patience, max_time or interrupted
     round: int
-    told: str = ""  # explanation
+    explanation: str = ""
     best_round: int | None = None  # for patience: the round with the best validation score
 
 

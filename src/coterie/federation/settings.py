@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from coterie.core import ranges
 from coterie.core.batchnorm import AVERAGED, POLICIES, check_policy
 from coterie.core.explicit import Explicit
-from coterie.core.typed import check_fields
+from coterie.core.validation import check_fields
 
 MAX_SEED = 1 << 63  # seeds are below this
 

@@ -20,7 +20,7 @@ from coterie.api.interrupting import INTERRUPTED
 from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.names import spelling
-from coterie.data import at_hand, divide, federate, load, transform
+from coterie.data import divide, federate, is_available, load, transform
 from coterie.federation import Round
 from coterie.papers.recipes import Plan, Recipe, RecipeRow, Value
 from coterie.papers.results import Found, Shelf, Unwritable, committed, describe, hardware, outcome
@@ -216,7 +216,7 @@ def missing_data(datasets: set[str], data_dir: str | None) -> dict[str, str]:
     """Dataset -> what to fetch. Raises if all are missing."""
     missing: dict[str, str] = {}
     for dataset in sorted(datasets):
-        if not at_hand(dataset, data_dir):
+        if not is_available(dataset, data_dir):
             try:
                 load(dataset, data_dir)
             except CoterieError as error:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.core.errors import CoterieError
-from coterie.data.user.images import piles_of
+from coterie.data.user.images import class_folders
 from coterie.data.user.read import find
 from coterie.data.user.reading import Notes, Reading
 from coterie.data.user.several_inputs import named_inputs
@@ -158,10 +158,10 @@ def arrays_of(
 
 def read_images(run: SampleForm, path: Path, reading: LabelledReading) -> list[LabelledPart]:
     """class/*.png, or train/class/*.png and test/class/*.png."""
-    piles = [pile for pile in piles_of(path, Notes()) if pile.files]
+    found = [folder for folder in class_folders(path, Notes()) if folder.files]
     parts = []
-    for split in sorted({pile.split for pile in piles}, key=str):
-        own = [(file, pile.label) for pile in piles if pile.split == split for file in pile.files]
+    for split in sorted({folder.split for folder in found}, key=str):
+        own = [(file, folder.label) for folder in found if folder.split == split for file in folder.files]
         x = torch.stack([read_image(run, file, reading.resize) for file, _ in own])
         y = reading.labels.classes(np.array([label for _, label in own]), run.class_names, str(path))
         parts.append(LabelledPart(split, x, y))

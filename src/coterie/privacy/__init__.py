@@ -14,7 +14,7 @@ from coterie.core import random
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.method import Method
 from coterie.core.model import Model
-from coterie.core.typed import check_fields
+from coterie.core.validation import check_fields
 from coterie.core.wrapper import innermost
 from coterie.privacy.accountant import ACCOUNTANTS, Spent, best_accountant, describe, epsilon
 from coterie.privacy.client_noise import ClientNoise

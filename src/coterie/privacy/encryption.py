@@ -21,7 +21,7 @@ from coterie.core.errors import CoterieError, unknown
 from coterie.core.method import Census
 from coterie.core.model import Model
 from coterie.core.tree import Tree
-from coterie.core.typed import check_fields
+from coterie.core.validation import check_fields
 from coterie.core.wrapper import Around
 from coterie.privacy import ckks
 from coterie.privacy.examine import AnyMethod, WeightParts, examine

@@ -24,10 +24,10 @@ def ended_of(path: Path) -> Ended | None:
     """Why and when the run in this folder ended; None if it has not ended."""
     try:
         result = read_object(RunFiles(path).read("result.json"))
-        return Ended(**result["ended"])
+        return Ended(*result["ended"].values())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CoterieError(f"{path / 'result.json'} cannot be read: {error}") from None
 
 

@@ -136,9 +136,9 @@ def compare(method: FedReG) -> None:
     plain.assert_close(weights, expected.weights)
     for i, head in enumerate(expected.heads):
         if method.personal:
-            plain.assert_close(clients.state(i).head, head)
+            plain.assert_close(clients.states[i].head, head)
         else:
-            assert clients.state(i).head == {}
+            assert clients.states[i].head == {}
 
 
 @pytest.mark.parametrize("changes", VARIANTS[1:], ids=NAMES[1:])
@@ -178,7 +178,7 @@ def answer(**changes: Any) -> tuple[State, Up]:
     ids = torch.tensor([1])
     down = Down(*(type(part)({n: t[None] for n, t in part.items()}) for part in model.start))
     got = clients.train(ids, down, Turn(0))
-    return clients.state(1), got.ups
+    return clients.states[1], got.ups
 
 
 def test_weight_decay_does_not_reach_the_frozen_head() -> None:

@@ -29,7 +29,7 @@ from coterie.data.user.reading import (
 ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"}
 
 
-class Pile(NamedTuple):
+class ClassFolder(NamedTuple):
     """The images of one class of one client."""
 
     client: str
@@ -41,7 +41,7 @@ class Pile(NamedTuple):
 def read_image_tree(folder: Path, reading: Reading, notes: Notes) -> Found:
     reading.refuse_columns(folder, "folders of images")
     clients = [entry for entry in entries(folder) if entry.is_dir()]
-    folders = [own for client in clients for own in piles_of(client, notes)]
+    folders = [own for client in clients for own in class_folders(client, notes)]
     if not any(own.files for own in folders) or {client.name for client in clients} <= {"train", "test"}:
         raise CoterieError(
             f"{folder}: no images of clients. Expected: a folder for each client with CLASS/*.png, or with "
@@ -61,16 +61,16 @@ def read_image_tree(folder: Path, reading: Reading, notes: Notes) -> Found:
     return Found("folders of images", made)
 
 
-def piles_of(client: Path, notes: Notes) -> Iterator[Pile]:
+def class_folders(client: Path, notes: Notes) -> Iterator[ClassFolder]:
     inside = [entry for entry in entries(client) if entry.is_dir()]
     splits = {entry.name: entry for entry in inside if entry.name in ("train", "test")}
     divided = bool(splits) and len(splits) == len(inside)
     name = readable(client.name)
     if not inside:
-        yield Pile(name, None, "", [])
+        yield ClassFolder(name, None, "", [])
     for split, folder in splits.items() if divided else [(None, client)]:
         for label in (entry for entry in entries(folder) if entry.is_dir()):
-            yield Pile(name, split, readable(label.name), images_in(label, notes))
+            yield ClassFolder(name, split, readable(label.name), images_in(label, notes))
 
 
 def images_in(folder: Path, notes: Notes) -> list[Path]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from coterie.core.data import Column
 from coterie.core.errors import CoterieError, unknown
-from coterie.core.typed import check_fields
+from coterie.core.validation import check_fields
 
 Array = NDArray[Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from coterie.data import at_hand
+from coterie.data import is_available
 from coterie.papers.recipes.recipe import Recipe
 
 
@@ -23,7 +23,7 @@ def listing(recipe: Recipe, data_dir: str | None) -> dict[str, Any]:
         "methods": [row.name for row in recipe.rows],
         "values": len(recipe.values) if recipe.vary else 1,
         "steps": recipe.work,
-        "at_hand": all(at_hand(dataset, data_dir) for dataset in recipe.datasets),
+        "available": all(is_available(dataset, data_dir) for dataset in recipe.datasets),
         "instead": recipe.instead,
     }
 
@@ -45,5 +45,5 @@ def shortened(recipe: dict[str, Any]) -> dict[str, str]:
         "clients": "-".join(clients[:1] + clients[1:][-1:]),
         "methods": str(len(recipe["methods"]) or "-"),
         "steps": f"{recipe['steps'] / 1e6:.1f}M" if recipe["methods"] else "-",
-        "data": "here" if recipe["at_hand"] else "-",
+        "data": "here" if recipe["available"] else "-",
     }

@@ -32,6 +32,7 @@ from coterie.deploy.handshake import SampleSchema, Terms, from_json, hello, to_j
 from coterie.deploy.membership import check_name
 from coterie.deploy.privacy_record import DELTA
 from coterie.deploy.sample_schema import difference
+from coterie.deploy.store import federation_folder
 from coterie.deploy.transports.flower.connection import Packet
 from coterie.deploy.transports.flower.options import read_options
 from coterie.deploy.wire import Refused, checksum, readable
@@ -135,7 +136,7 @@ class FlowerDevice:
             device.measure(client)
         if device.record is not None:
             log.info("%s", device.record.summary(device.ids))
-        saved = save_models(device, terms, self._folder(terms.federation) / "run", self.policy)
+        saved = save_models(device, terms, federation_folder(self.folder, terms.federation) / "run", self.policy)
         log.info("the federation has ended; the models of clients %s are in %s", self.config.clients, saved.resolve())
         return Packet({})
 
@@ -149,16 +150,13 @@ class FlowerDevice:
         accept_terms(terms, start, self.policy)
 
     def _begin(self, federation: str) -> tuple[Device, Terms]:
-        stored = load_terms(self._folder(federation), federation)
+        stored = load_terms(federation_folder(self.folder, federation), federation)
         if stored is None:
             raise CoterieError(f"the terms of this federation are missing in {self.config.dir}")
         terms, start = stored
         ids, data = self.hosted
         agreement = agreement_from_terms(terms, network_from_terms(terms, self.policy, start), self.policy)
         return device_from_terms(terms, agreement, data, ids, self.policy), terms
-
-    def _folder(self, federation: str) -> Path:
-        return self.folder / federation[:16]
 
 
 def device_from_config(config: Mapping[str, Any]) -> FlowerDevice:

@@ -29,6 +29,7 @@ from coterie.deploy.inbox import MAX_PENDING, Inbox, Latest, Reassembler
 from coterie.deploy.membership import check_name
 from coterie.deploy.roster import load_identity, sign
 from coterie.deploy.sample_schema import difference
+from coterie.deploy.store import federation_folder
 from coterie.deploy.transports.mqtt.connection import Broker, MqttConnection
 from coterie.deploy.wire import MAX_NOTE, Refused, checksum, readable
 from coterie.runs.disk import lock, writing
@@ -233,9 +234,10 @@ class MqttDevice:
     def _end(self, which: bytes) -> Path | None:
         """A federation has ended: save the models, if this device took part in it."""
         federation = which.decode()
+        folder = federation_folder(self.folder, federation)
         if self.device is None or self.device.agreement.federation != federation:
-            terms = load_terms(self.folder / federation[:16], federation)  # it ended while this device was disconnected
-            if terms is None or (self.folder / federation[:16] / "run").exists():
+            terms = load_terms(folder, federation)  # it ended while this device was disconnected
+            if terms is None or (folder / "run").exists():
                 return None  # not ours, or saved already
             self._begin(*terms)
             self.terms = terms[0]
@@ -243,7 +245,7 @@ class MqttDevice:
         assert self.terms is not None
         if self.device.record is not None:
             self.show(self.device.record.summary(self.ids))
-        return save_models(self.device, self.terms, self.folder / federation[:16] / "run", self.policy)
+        return save_models(self.device, self.terms, folder / "run", self.policy)
 
     def _refused(self, payload: bytes) -> None:
         reason = readable(payload[:MAX_NOTE].decode(errors="replace"))
