@@ -31,7 +31,7 @@ from benchmarks.workloads import WORKLOADS, Workload
 from coterie.api import Execution
 from coterie.cli.flags import add_flags, given
 from coterie.core.errors import CoterieError, unknown
-from coterie.core.precision import PRECISIONS
+from coterie.execution.backend import PRECISIONS
 from coterie.execution.looped import cores
 
 

@@ -20,7 +20,7 @@ from tools.ledger import renewed
 from benchmarks import tables
 from benchmarks.plot import plot
 from benchmarks.sweep import NAMES
-from coterie.core.precision import PRECISIONS
+from coterie.execution.backend import PRECISIONS
 from coterie.papers.recipes import find
 from coterie.papers.results import Shelf, seconds_alone
 

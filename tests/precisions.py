@@ -18,9 +18,9 @@ import torch
 from coterie.core import tree
 from coterie.core.data import FederatedData, Split, Transform
 from coterie.core.model import make_model
-from coterie.core.precision import PRECISIONS
 from coterie.core.training import LocalTraining
 from coterie.execution import Looped, Request, Stacked
+from coterie.execution.backend import PRECISIONS
 from coterie.federation import Settings
 from coterie.federation.rounds import play
 from coterie.methods import METHODS

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 import coterie
-from coterie.cli.demo import SETTINGS
+from coterie.cli.train import DEMO_SETTINGS
 from coterie.core.data import FederatedData
 from coterie.methods import METHODS
 
@@ -66,7 +66,7 @@ def test_rebalancing_makes_a_better_global_model() -> None:
 @pytest.mark.slow
 def test_the_demo_tells_the_truth() -> None:
     """FedPAC ends above FedAvg and Local by a margin that every one of three seeds has."""
-    settings = dict(SETTINGS)
+    settings = dict(DEMO_SETTINGS)
     names = ("dataset", "num_clients", "noniid_s", "local_size", "test_size")
     data = coterie.load_clients(**{name: settings.pop(name) for name in names})
     for seed in SEEDS:

@@ -1,8 +1,17 @@
-"""Coterie: personalized federated learning. Many clients learn together, each ends up with its own model.
+"""Coterie: personalized federated learning. Many clients learn together, and each ends up with its own model.
 
 >>> import coterie
 >>> data = coterie.load_clients(num_clients=4, local_size=40, test_size=20)
 >>> result = coterie.run("fedpac", data, "linear", rounds=1, progress=False)
+>>> model = result.personal_model(0)  # an ordinary torch module
+
+data:       load_clients (by name or from files), clients_from (arrays, DataFrames, torch Datasets)
+training:   run (one method), compare (several methods and seeds), tune (hyper-parameters, on validation samples)
+results:    Result, Comparison, load_run, load_comparison
+methods:    FedPAC, FedAvg, Ditto, ... (`coterie.methods`), or a subclass of Method of your own
+settings:   LocalTraining, Settings, Protection, Execution, ...; `run` also takes each of their fields by name
+
+`help(coterie.run)` lists all settings; `coterie --help` is the command line.
 """
 
 from __future__ import annotations
@@ -39,71 +48,15 @@ if TYPE_CHECKING:
     from coterie.data.user import clients_from
     from coterie.execution.choice import Execution
     from coterie.federation import Ending, History, Round, Safety, Settings
-    from coterie.methods import (
-        AFL,
-        APFL,
-        APPLE,
-        CFL,
-        FML,
-        GPFL,
-        MOON,
-        MRMTL,
-        PFAKD,
-        SCAFFOLD,
-        Ditto,
-        FedALA,
-        FedAlt,
-        FedAMP,
-        FedAS,
-        FedAvg,
-        FedAvgM,
-        FedBABU,
-        FedBN,
-        FedCAC,
-        FedCP,
-        FedCRC,
-        FedDBE,
-        FedDyn,
-        FedEM,
-        FedFomo,
-        FedGen,
-        FedGH,
-        FedLC,
-        FedNova,
-        FedNTD,
-        FedOpt,
-        FedPAC,
-        FedPACProto,
-        FedPer,
-        FedPHP,
-        FedProto,
-        FedProx,
-        FedReG,
-        FedRep,
-        FedRoD,
-        FedSAM,
-        FedSim,
-        FedTGP,
-        Floco,
-        HypCluster,
-        KNNPer,
-        LGFedAvg,
-        Local,
-        PerFedAvg,
-        SuPerFed,
-        pFedFDA,
-        pFedHN,
-        pFedLA,
-        pFedMe,
-        qFedAvg,
-    )
+    from coterie.methods import *
     from coterie.models.adapters import freeze, lora
     from coterie.privacy import Protection
     from coterie.privacy.encryption import Encryption
     from coterie.runs.finding import load_run
     from coterie.tuning import tune
 
-_HOMES = {  # module -> what it has of ours; imported when first used, so that `coterie --help` does not wait for torch
+# Module -> its public names; all others are methods. Imported when first used, so that `coterie --help` starts fast.
+_HOMES = {
     "coterie.api.comparing": ("compare", "load_comparison"),
     "coterie.api.configuration": ("load_config",),
     "coterie.api.data": ("DataSettings", "load_clients"),
@@ -128,20 +81,12 @@ _HOMES = {  # module -> what it has of ours; imported when first used, so that `
     "coterie.data.user": ("clients_from",),
     "coterie.execution.choice": ("Execution",),
     "coterie.federation": ("Ending", "History", "Round", "Safety", "Settings"),
-    "coterie.methods": (
-        "AFL", "APFL", "APPLE", "CFL", "Ditto", "FedALA", "FedAlt", "FedAMP", "FedAS", "FedAvg", "FedAvgM", "FedBABU",
-        "FedBN", "FedCAC", "FedCP", "FedCRC", "FedDBE", "FedDyn", "FedEM", "FedFomo", "FedGen", "FedGH", "FedLC",
-        "FedNova", "FedNTD", "FedOpt", "FedPAC", "FedPACProto", "FedPer", "FedPHP", "FedProto", "FedProx", "FedReG",
-        "FedRep", "FedRoD", "FedSAM", "FedSim", "FedTGP", "Floco", "FML", "GPFL", "HypCluster", "KNNPer", "LGFedAvg",
-        "Local", "MOON", "MRMTL", "PerFedAvg", "PFAKD", "pFedFDA", "pFedHN", "pFedLA", "pFedMe", "qFedAvg", "SCAFFOLD",
-        "SuPerFed",
-    ),
     "coterie.models.adapters": ("freeze", "lora"),
     "coterie.privacy": ("Protection",),
     "coterie.privacy.encryption": ("Encryption",),
     "coterie.runs.finding": ("load_run",),
     "coterie.tuning": ("tune",),
-}  # fmt: skip
+}
 _MODULES = {  # modules by their public names
     "methods": "coterie.methods",
     **{
@@ -275,8 +220,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(_MODULES[name])
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
+    if name in __all__:
+        return getattr(importlib.import_module(_HOME.get(name, "coterie.methods")), name)
     raise AttributeError(f"module 'coterie' has no attribute '{name}'")
 
 

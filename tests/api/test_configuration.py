@@ -169,7 +169,7 @@ def test_a_sweep_is_a_run_for_each_combination(tmp_path: Path, capsys: pytest.Ca
     ("over", "said"),
     [
         ({"lr": "0.1", "rounds": [1, 2]}, "rounds cannot vary in a comparison"),
-        ({"alpha": [1, 2]}, "alpha cannot vary in a comparison, whose methods share their data"),
+        ({"alpha": [1, 2]}, "alpha cannot vary: all methods of a comparison share their data"),
         ({"lrr": [1]}, "did you mean 'lr'"),
         ({"lr": "0.1,x"}, "lr must be a finite number, got 'x'"),
         ({"momentum": [0.5]}, "momentum is given twice"),

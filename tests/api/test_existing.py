@@ -72,7 +72,7 @@ def test_what_is_not_a_run_is_never_replaced(tmp_path: Path) -> None:
     before = state(tmp_path)
     for path, said in (
         (thesis, "is not the folder of a run or comparison"),
-        (noted, r"has notes\.md, which no run wrote"),
+        (noted, r"holds notes\.md, which no run wrote"),
         (linked, "is a link"),
     ):
         with pytest.raises(CoterieError, match=said):
@@ -116,7 +116,7 @@ def test_comparisons(tmp_path: Path) -> None:
     assert state(out / "local-seed0") | {"log.txt": b""} == before | {"log.txt": b""}
     with pytest.raises(CoterieError, match=r"method\.train\.lr was 0\.1 and is 0\.2"):
         compare(["local", "fedper"], exist="resume", lr=0.2)  # of a finished run, too
-    with pytest.raises(CoterieError, match=r"holds runs that this comparison does not have \(fedper-seed0\)"):
+    with pytest.raises(CoterieError, match=r"holds runs that are not part of this comparison \(fedper-seed0\)"):
         compare(["local"], exist="resume")
     assert compare(["local"], exist="replace", lr=0.2).methods == ["Local"]
     assert sorted(path.name for path in out.iterdir()) == ["compare.json", "local-seed0"]

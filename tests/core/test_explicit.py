@@ -15,9 +15,8 @@ import coterie
 from coterie.api.methods import make_method
 from coterie.cli import main
 from coterie.core.errors import CoterieError
-from coterie.core.explicit import Explicit
 from coterie.core.training import LocalTraining
-from coterie.core.validation import LIMITS
+from coterie.core.validation import LIMITS, Explicit
 from coterie.data.user.reading import Reading
 from coterie.execution.choice import Execution
 from coterie.federation import Safety, Settings

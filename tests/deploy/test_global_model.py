@@ -19,7 +19,7 @@ from coterie.deploy.global_model import completed, tensors_read
 from coterie.deploy.handshake import SampleSchema
 from coterie.deploy.remote import Remote
 from coterie.deploy.server import Service, server_test
-from coterie.deploy.server_test import load_server_test
+from coterie.deploy.server_samples import load_server_test
 from coterie.execution.scoring import SERVER
 from coterie.federation import History, Settings, federate
 from coterie.methods import METHODS

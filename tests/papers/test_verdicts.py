@@ -9,17 +9,17 @@ import statistics
 import numpy as np
 import pytest
 from scipy import stats
+from tools.ledger.coverage import by_chance
+from tools.ledger.pages import noise_text
 
 from coterie.analysis.significance import Spread
 from coterie.papers.recipes import Published
 from coterie.papers.verdicts import (
     RunNoise,
-    by_chance,
     independent,
     interval,
     judged,
     measured_noise,
-    noise_text,
     read_noise,
     verdict,
 )

@@ -8,10 +8,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from tools.ledger.tuned import standalone
 
 from coterie.analysis.leaderboard import COMPLETE, NOT_RUN, REFUSED, Board, BoardBenchmark, BoardCell, SeedOutcome
 from coterie.core.metric_scale import ACCURACY_SCALE
-from coterie.report.leaderboard import page, standalone, write_board
+from coterie.report.leaderboard import page, write_board
 from tests.browser import Browser
 
 LONG = "a benchmark <b>with</b> a long name"

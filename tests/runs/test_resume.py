@@ -176,7 +176,7 @@ def test_what_resume_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     (tmp_path / "broken" / "config.json").write_text('{"command": ')
     for name, said in {
         "nowhere": "it has no config.json",
-        "python": "not begun by a command",
+        "python": "not started by a command",
         "broken": "cannot be read",
     }.items():
         with pytest.raises(SystemExit) as stop:

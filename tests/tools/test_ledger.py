@@ -18,7 +18,7 @@ from tools.ledger.overview import overview
 from tools.ledger.sections import section
 
 from coterie.cli import main
-from coterie.cli.demo import METHODS, SETTINGS
+from coterie.cli.train import DEMO_METHODS, DEMO_SETTINGS
 from coterie.core.errors import CoterieError
 from coterie.core.training import LocalTraining
 from coterie.data.dirichlet import dirichlet, dirichlet_crc
@@ -545,11 +545,11 @@ def test_all_early_runs_are_in_a_table() -> None:
 
 def test_the_demo_is_the_recipe_of_its_table() -> None:
     recipe = read_recipe(DEMO)
-    assert list(dict.fromkeys(row.training for row in recipe.rows)) == METHODS
+    assert list(dict.fromkeys(row.training for row in recipe.rows)) == DEMO_METHODS
     plan = recipe.plan(recipe.rows[-1], ())
-    assert (plan.dataset, plan.federation.rounds) == (SETTINGS["dataset"], SETTINGS["rounds"])
-    assert plan.partition == {k: SETTINGS[k] for k in ("num_clients", "noniid_s", "local_size", "test_size")}
+    assert (plan.dataset, plan.federation.rounds) == (DEMO_SETTINGS["dataset"], DEMO_SETTINGS["rounds"])
+    assert plan.partition == {k: DEMO_SETTINGS[k] for k in ("num_clients", "noniid_s", "local_size", "test_size")}
     assert plan.method.train == LocalTraining(
-        lr=0.01, momentum=0.5, weight_decay=0.0005, batch_size=SETTINGS["batch_size"]
+        lr=0.01, momentum=0.5, weight_decay=0.0005, batch_size=DEMO_SETTINGS["batch_size"]
     )
-    assert plan.federation == Settings(rounds=SETTINGS["rounds"], join_ratio=plan.federation.join_ratio)
+    assert plan.federation == Settings(rounds=DEMO_SETTINGS["rounds"], join_ratio=plan.federation.join_ratio)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from coterie.analysis.significance import Spread
 from coterie.analysis.tables import TextTable, markdown
 from coterie.core.errors import CoterieError
 from coterie.papers.recipes import READINGS, Recipe, recipes
-from coterie.papers.verdicts import MET, NOT_RUN, OFF, UNDECIDED, by_chance
+from coterie.papers.verdicts import MET, NOT_RUN, OFF, UNDECIDED, verdict
 from tools.ledger.files import Files
 from tools.ledger.sections import Cell, cells
 
@@ -156,3 +157,9 @@ def noise_table(files: Files) -> str:
 
 def plain(header: list[str], rows: list[list[str]]) -> str:
     return markdown(TextTable("", header, rows)).strip().split("\n", 2)[2]
+
+
+def by_chance(ours: Sequence[Spread], published: Sequence[float], band: float | None) -> float:
+    """Expected number of rows that are met if the published numbers of a column are shuffled among its methods."""
+    pairs = ((mine, printed) for mine in ours for printed in published)
+    return sum(verdict(mine.mean - printed, mine.half, band) == MET for mine, printed in pairs) / max(len(published), 1)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from coterie.core.errors import CoterieError
-from coterie.papers.verdicts import noise_text
+from coterie.papers.verdicts import DRAWS, SEEDS, Noises
 from tools.ledger import claims, leaderboard, readme, tuned
 from tools.ledger.coverage import by_reading, coverage, noise_table
 from tools.ledger.files import Files
@@ -96,3 +96,15 @@ def differences(old: str, new: str) -> list[str]:
 def by_heading(page: str) -> dict[str, str]:
     parts = re.split(r"^#+ (.*)$", page, flags=re.M)
     return dict(zip(["the beginning", *parts[1::2]], parts[::2], strict=True))
+
+
+def noise_text(noises: Noises) -> str:
+    """The content of noise.yaml."""
+    lines = ["# Standard deviation between runs in points, pooled per dataset by tools/ledger from benchmarks/results."]
+    for dataset in dict.fromkeys(dataset for dataset, _ in noises):
+        kinds = [(kind, noises[dataset, kind]) for kind in (SEEDS, DRAWS) if (dataset, kind) in noises]
+        lines += [
+            f"{dataset}:",
+            *(f"  {k}: {{std: {n.std:.4f}, freedom: {n.freedom}, cells: {n.cells}}}" for k, n in kinds),
+        ]
+    return "\n".join(lines) + "\n"

@@ -6,8 +6,11 @@ from functools import cache
 from pathlib import Path
 
 from coterie.analysis.leaderboard import Board, BoardCell, verdict
+from coterie.analysis.ranking import Ranking
 from coterie.papers.leaderboard import BoardFolder, all_methods, read_protocol, summary
-from coterie.report.leaderboard import standalone
+from coterie.report.leaderboard import WIDE, diagram
+from coterie.report.markup import Markup, tag
+from coterie.report.page import asset
 from tools.ledger.readme import table
 
 FOLDER = "leaderboard"
@@ -84,3 +87,12 @@ def line(method: str, cell: BoardCell) -> list[str]:
         f"{cell.seconds:.1f}",
         f"`{settings}`",
     ]
+
+
+def standalone(found: Ranking) -> str:
+    """The diagram as an SVG file of its own."""
+    drawn = diagram(found, xmlns="http://www.w3.org/2000/svg", width=WIDE)
+    style = tag("style", Markup(asset("charts.css") + asset("leaderboard.css")))
+    ground = tag("rect", width="100%", height="100%", rx=8, style="fill: var(--card)")
+    start, end = drawn.split("</desc>", 1)
+    return f"{start}</desc>{style}{ground}{end}\n"

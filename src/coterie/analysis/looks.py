@@ -17,7 +17,7 @@ class SeriesColor(NamedTuple):
     dark: str
 
 
-# Okabe and Ito's hues, which color-blind readers tell apart, darker where they are faint on white; gray for yellow.
+# The color-blind-safe palette of Okabe and Ito, darkened where a hue is faint on white, with gray for yellow.
 COLORS = (
     SeriesColor("#0072B2", "#308EDB"),
     SeriesColor("#B94300", "#F07F3C"),
@@ -33,7 +33,7 @@ FIRST = ("fedpac", "fedavg", "fedrep", "ditto", "fedper", "scaffold", "local", "
 
 
 class Look(NamedTuple):
-    """Numbers of a color, of dashes and of a marker, which together identify a line."""
+    """Indices of a color, dashes and a marker, which together identify a line."""
 
     color: int
     dashes: int
@@ -41,7 +41,7 @@ class Look(NamedTuple):
 
 
 def numbered(number: int) -> Look:
-    """The look of this number; the first have different colors, and all of a cycle differ without color too."""
+    """The look with this number. The first ones differ in color; all of a cycle differ without color, too."""
     size = len(COLORS)
     return Look(number % size, number // size % DASHES, (number + number // size) % MARKERS)
 
@@ -49,8 +49,8 @@ def numbered(number: int) -> Look:
 def looks(labels: Sequence[str]) -> dict[str, Look]:
     """The look of each label in a figure or report.
 
-    A method, given by its id or title, always looks the same. Of several variants of a method, as in "FedPAC, lr 0.1",
-    the first has the method's look if it is free; the others have colors that no label uses, as long as there are any.
+    A method always has the same look, by its id or title. Among variants of a method, such as "FedPAC, lr 0.1", the
+    first gets the method's look if it is free, and the others get unused colors while there are any.
     """
     known = order()
     found = {label: known[spelling(label)] for label in labels if spelling(label) in known}
@@ -61,7 +61,7 @@ def looks(labels: Sequence[str]) -> dict[str, Look]:
 
 
 def preferred(label: str) -> int:
-    """The number of the method that a label begins with; of others, one that follows from their letters."""
+    """The number of the method at the start of a label; for other labels, a number derived from their letters."""
     known, name = order(), spelling(re.split(r", | \(", label, maxsplit=1)[0])
     return known.get(name, len(known) + sum(map(ord, name)))
 

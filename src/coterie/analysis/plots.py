@@ -84,7 +84,7 @@ def curves(
 ) -> None:
     """Mean over seeds, and with `bands` their 95 % interval where there are several.
 
-    styles: of the methods; default: as these lines have them without others.
+    styles: one for each method; default: the styles that these lines would have alone.
     """
     styles = styles or line_styles([line.method for line in series])
     for name, points, method in series:
@@ -144,7 +144,7 @@ def heat_map(ax: Axes, matrix: ArrayLike, labels: Sequence[str]) -> None:
 
 
 def line_styles(labels: Sequence[str]) -> dict[str, LineStyle]:
-    """How the methods of a figure are drawn; `coterie report` draws them alike."""
+    """The styles of a figure's methods, the same as in `coterie report`."""
     found = looks(list(dict.fromkeys(labels)))
     return {
         label: LineStyle(COLORS[own.color].light, DASHES[own.dashes], MARKERS[own.marker])

@@ -35,7 +35,7 @@ class Ranking(NamedTuple):
 
     @property
     def groups(self) -> list[list[str]]:
-        """Longest runs of neighbors that Nemenyi's test does not tell apart; without single methods."""
+        """Longest runs of two or more neighboring methods without a significant difference (Nemenyi)."""
         return alike(self.ranks, self.test.critical) if self.test else []
 
 
@@ -48,7 +48,7 @@ def ranked(scores: Sequence[float], higher: bool = True) -> list[float]:
 
 
 def complete(scores: Mapping[str, Mapping[str, float]]) -> tuple[list[str], list[str]]:
-    """Benchmarks and methods without a gap: what has most gaps is left out first, methods before benchmarks.
+    """Drop benchmarks and methods until no score is missing, most gaps first, methods before benchmarks.
 
     scores: benchmark -> method -> score.
     """

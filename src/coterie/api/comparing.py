@@ -76,8 +76,8 @@ def compare(
 
     Parameters
     ----------
-    methods: names or Methods, or a dict from names for the tables to them. FedAvg also reports FedAvg-FT.
-        ["all"]: every method of Coterie, FedAvg last; what refuses the data or the network is left out, with a warning.
+    methods: names or Method objects, or a dict that maps names for the tables to them. FedAvg also reports FedAvg-FT.
+        ["all"]: every method, FedAvg last; those that refuse the data or the network are left out, with a warning.
     data: the clients' samples, or a function from a seed to samples, which gives each seed its own partition.
         Default: the shipped Fashion-MNIST subset.
     model: as for `coterie.run`.
@@ -89,7 +89,7 @@ def compare(
     out: a new folder for the runs, one folder each, which `coterie report` and `coterie table` read.
     exist: what to do where `out` exists: "error"; "resume": read its finished runs if their settings are the same,
         continue those that were stopped, and run those that are missing; "replace": train again, and replace it at the
-        end. Whatever is not the folder of a comparison or run is never replaced.
+        end. Only folders of comparisons and runs are ever replaced.
     resume: the same as exist="resume".
     progress: show a progress bar, in terminals and notebooks only.
     protocol, head, model_args, train_only, backend, settings: as for `coterie.run`; they hold for all methods. Set

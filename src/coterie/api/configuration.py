@@ -32,7 +32,7 @@ BOTH: dict[str, Any] = {  # key -> type; `data` and `backend` may also be mappin
 RUN: dict[str, Any] = {"method": str, **BOTH}
 COMPARE: dict[str, Any] = {"methods": list, "seeds": int, "against": str, "over": dict, **BOTH}
 SECTIONS: dict[str, Any] = {"data": DataSettings, "backend": Execution}
-SHORT = {"data": "dataset", "backend": "backend"}  # what a section is if it is a text
+SHORT = {"data": "dataset", "backend": "backend"}  # the setting that a section stands for if it is text
 HOW = {"run": (RUN, "coterie.run"), "compare": (COMPARE, "coterie.compare")}
 
 
@@ -49,7 +49,7 @@ def load_config(path: str | Path) -> dict[str, Any]:
     """The arguments of `coterie.run`, or of `coterie.compare` if the file has `methods`, from a YAML file.
 
     The keys are those of the parameters in Python. `data` holds the arguments of `load_clients`, or is the name of a
-    dataset; `backend` holds the settings of an Execution, or is the name of a back end. Relative paths are relative to
+    dataset; `backend` holds the settings of an Execution, or is the name of a backend. Relative paths are relative to
     the working directory.
 
     >>> coterie.run(**coterie.load_config("run.yaml"))  # doctest: +SKIP
@@ -76,7 +76,7 @@ def read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise CoterieError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise CoterieError(f"{path} is not a text in UTF-8") from None
+        raise CoterieError(f"{path} is not UTF-8 text") from None
     except CoterieError as error:
         raise CoterieError(f"{path}: {error}") from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
@@ -85,9 +85,9 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def checked(path: Path, content: Mapping[str, Any], kind: str, method: str | None = None) -> Configuration:
-    """The content of a file for `kind`, run or compare. All that is wrong is reported, one line each.
+    """Check the content of a file for `kind`, run or compare. The error lists all problems, one per line.
 
-    method: of a run, where it is given elsewhere.
+    method: of a run, if the file does not name it.
     """
     keys, _ = HOW[kind]
     try:
@@ -158,7 +158,7 @@ def taken(name: str, value: Any, hint: Any, into: dict[str, Any], problems: list
 
 
 def typed(where: str, value: Any, hint: Any) -> Any:
-    """The value as one of the types of a union; otherwise the error of the first."""
+    """The value as the first type of a union that accepts it; otherwise raise the error of the first type."""
     if hint is Any:
         return value
     options = [o for o in typing.get_args(hint) if o is not type(None)] if isinstance(hint, types.UnionType) else [hint]

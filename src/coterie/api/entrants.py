@@ -21,7 +21,7 @@ from coterie.privacy import Protection
 ALL = "all"  # stands for every method
 FIXED = {
     "rounds": "curves over rounds show every number of rounds",
-    "seed": "`seeds` runs every method with several",
+    "seed": "`seeds` runs every method with several seeds",
     "evaluate_every": "it does not change training",
     "new_clients": "it changes the clients that are measured",
 }
@@ -71,7 +71,7 @@ def entrants(methods: Methods, over: Mapping[str, Any] | None = None) -> list[En
             raise CoterieError(f"{name} cannot vary in a comparison: {FIXED[name]}")
         kind = next((own[name] for own in known if name in own), None)
         if kind is None and name in names(DataSettings):
-            raise CoterieError(f"{name} cannot vary in a comparison, whose methods share their data; compare twice")
+            raise CoterieError(f"{name} cannot vary: all methods of a comparison share their data; run two comparisons")
         if kind is None:
             raise CoterieError(reason(name, set().union(*known) - FIXED.keys(), listed[0].title))
         values[name] = listed_values(name, kind, asked) if isinstance(asked, str) else from_values(name, kind, asked)
@@ -169,7 +169,7 @@ def check_protection(taken: Sequence[Entrant], protocol: str, settings: Mapping[
 
 
 def check_fixed(listed: Sequence[Entrant], settings: Mapping[str, Any]) -> None:
-    """Raise an error for a setting that varies and has one value for all methods, too."""
+    """Raise an error for a setting that is given both in `over` and for all methods."""
     for name in dict.fromkeys(name for entrant in listed for name, _ in entrant.settings):
         if settings.get(name) is not None:
-            raise CoterieError(f"{name} is given twice: {settings[name]} for all methods, and varying; remove one")
+            raise CoterieError(f"{name} is given twice: {settings[name]} for all methods, and in `over`; remove one")

@@ -33,7 +33,7 @@ def prepared(
         raise CoterieError("resume=True and exist='replace' exclude each other; leave one of them out")
     if out is None:
         if exist != "error":
-            raise CoterieError(f"exist='{exist}' is for a run folder: pass one as `out`")
+            raise CoterieError(f"exist='{exist}' needs a run folder: pass one as `out`")
         yield Place(None, resume)
         return
     path = Path(out)
@@ -57,6 +57,6 @@ def check_members(base: Path, expected: Sequence[Path]) -> None:
     others = [path.name for path in started_in(base) if path not in expected]
     if others:
         raise CoterieError(
-            f"{base} holds runs that this comparison does not have ({', '.join(others[:3])}); name another folder, or "
-            "replace it (exist='replace', --exist replace)"
+            f"{base} holds runs that are not part of this comparison ({', '.join(others[:3])}); name another folder, "
+            "or replace it (exist='replace', --exist replace)"
         )

@@ -62,7 +62,7 @@ def model_lines(model: Model) -> list[str]:
 
 
 def norm_lines(method: AnyMethod, model: Model, policy: str) -> list[str]:
-    """What becomes of BatchNorm; nothing for a network without it."""
+    """How BatchNorm is handled; nothing for a network without it."""
     if not kept_names(LOCAL, model):
         return []
     kept = lasting(method)

@@ -94,8 +94,8 @@ def run(
     exist: str = "error",
     resume: bool = False,
     progress: bool = True,
-    watch: Callable[[Round], None] = lambda record: None,
-    show: Callable[[str], None] = lambda line: None,
+    watch: Callable[[Round], None] | None = None,
+    show: Callable[[str], None] | None = None,
     track: str | Sequence[str] = (),
     config: Mapping[str, Any] | None = None,
     **method_settings: Any,
@@ -143,17 +143,17 @@ def run(
     checkpoint_every: rounds between checkpoints in `out`; 0: none.
     keep_state: keep the last checkpoint of a finished run, so that it can be extended.
     max_left_out: share of a round's clients that may be left out because their update is missing or refused.
-    max_magnitude: largest number in an update; a client that sends more is left out.
+    max_magnitude: largest magnitude in an update; a client that exceeds it is left out.
 
     robust: robust aggregation: "clip", "trimmed" or "median".
     robust_norm: largest norm of an update, for clip. Default: the median norm.
-    robust_share: share of clients pulled in from either end, for trimmed.
+    robust_share: share of clients winsorized at either end, for trimmed.
     dp: differential privacy: "client" or "sample".
     dp_clip, dp_noise, dp_delta: clipping norm C, noise multiplier z and δ.
     dp_accountant: "pld" (tighter; needs coterie[dp], default if installed) or "renyi".
     dp_statistics, dp_statistics_clip: noise on class statistics, and the largest norm of their features.
     encrypt: "ckks": the server adds up weights that it cannot read.
-    keys: folder of keys for it. Default: made for the run.
+    keys: folder of keys for `encrypt`. Default: new keys for the run.
 
     settings, train, ending, safety, protection, encryption: the groups above as dataclasses (Settings, LocalTraining,
         Ending, Safety, Protection, Encryption).
@@ -163,11 +163,11 @@ def run(
     model_args: arguments of the constructor, for a model given by name.
     train_only: parameters or modules that are trained, such as "head|blocks.11.*"; all others are frozen, and are not
         sent in a round. Default: parameters with requires_grad=True.
-    backend: where clients run: looped, stacked, ray, auto, or an Execution with device, precision and so on.
+    backend: where clients run: looped, stacked, streams, ray, auto, or an Execution with device, precision and so on.
     out: a new folder for the run: settings, metrics, checkpoints and models.
     exist: what to do where `out` exists: "error"; "resume": continue its run, extend it if `rounds` is larger, or
-        return its result if it is finished; "replace": train again, and replace it at the end. Whatever is not a run
-        folder is never replaced.
+        return its result if it is finished; "replace": train again, and replace it at the end. Only run folders are
+        ever replaced.
     resume: the same as exist="resume", except that `out` must exist.
     progress: show a progress bar, in terminals and notebooks only.
     watch: called with every Round when it ends.
@@ -199,10 +199,10 @@ def run(
             backend=backend,
             out=place.folder,
             resume=place.resume,
-            watch=watch,
+            watch=watch or (lambda record: None),
             watching=progress_bar if progress else lambda title, rounds: nullcontext(lambda record: None),
             track=track,
-            show=show,
+            show=show or (lambda line: None),
             head=head,
             model_args=model_args,
             train_only=train_only,

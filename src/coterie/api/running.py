@@ -92,7 +92,7 @@ def execute(
         safety = replace(safety, checkpoint_every=0)  # unreadable later: the keys are not stored
     name = None  # by which the network can be built again
     if isinstance(model, Model) and train_only is not None:
-        raise CoterieError("train_only needs a network or its name; a Model knows already what is trained")
+        raise CoterieError("train_only needs a network or its name; a Model already defines what is trained")
     if not isinstance(model, Model):
         network = model if model is not None else usual_model
         model = make_network(network, data, federation.seed, head, model_args, train_only)
@@ -187,7 +187,7 @@ def drive(
     *,
     interrupted: Interrupted = lambda: 0,
 ) -> Result:
-    """Run all rounds on a back end, and write the run folder where there is one."""
+    """Run all rounds on a backend, and write the run folder where there is one."""
     privacy = config.get("protection", {}).get("privacy")
     backend.largest = safety.max_magnitude
     ending.check(backend.splits, backend.metric)

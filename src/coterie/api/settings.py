@@ -9,9 +9,9 @@ from typing import Any
 
 from coterie.api.data import DataSettings
 from coterie.core.errors import CoterieError
-from coterie.core.explicit import Explicit
 from coterie.core.method import AnyMethod
 from coterie.core.training import LocalTraining
+from coterie.core.validation import Explicit
 from coterie.execution.choice import Execution
 from coterie.federation import Ending, Safety, Settings
 from coterie.methods import METHODS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import io
 import logging
 import os
@@ -13,6 +14,18 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads would take cores from working ones
+
+GROUPS: dict[str, dict[str, tuple[str, ...]]] = {  # of --help: module -> its commands
+    "train": {"train": ("demo", "run", "compare"), "resume": ("resume",), "tune": ("tune",)},
+    "inspect": {
+        "methods": ("methods", "cite"),
+        "lists": ("data", "privacy", "pictures"),
+        "report": ("watch", "report", "plot", "table"),
+    },
+    "use models": {"personal": ("models", "predict", "evaluate", "export", "adapt")},
+    "papers": {"papers": ("recipes", "reproduce"), "leaderboard": ("leaderboard",)},
+    "deploy": {"deploy": ("serve", "join", "certs", "flower", "keys")},
+}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -88,7 +101,8 @@ def check_current_folder() -> None:
 
 
 def make_parser(argv: list[str]) -> argparse.ArgumentParser:
-    from coterie.cli import deploy, leaderboard, lists, methods, papers, personal, report, resume, train, tune
+    """The parser of these words. Only the module of their command is imported, or all for help and errors."""
+    from coterie.cli.flags import ShortUsage
     from coterie.core.version import VERSION
 
     parser = argparse.ArgumentParser(
@@ -101,23 +115,19 @@ def make_parser(argv: list[str]) -> argparse.ArgumentParser:
     listed: list[tuple[str, str]] = []  # commands of the current group, and what they do
 
     def command(name: str, act: Callable[[argparse.Namespace], None], help: str) -> argparse.ArgumentParser:
-        made = commands.add_parser(name, description=help, argument_default=argparse.SUPPRESS)
+        made = commands.add_parser(
+            name, description=help, argument_default=argparse.SUPPRESS, formatter_class=ShortUsage
+        )
         made.set_defaults(act=act)
         listed.append((name, help))
         return made
 
-    groups = {
-        "train": (train, resume, tune),
-        "inspect": (methods, lists, report),
-        "use models": (personal,),
-        "papers": (papers, leaderboard),
-        "deploy": (deploy,),
-    }
-    lines = []
-    for title, modules in groups.items():
+    asked = {module for modules in GROUPS.values() for module, names in modules.items() if argv and argv[0] in names}
+    lines: list[str] = []
+    for title, modules in GROUPS.items():
         listed.clear()
-        for module in modules:
-            module.add_commands(command, argv)
+        for module in [name for name in modules if name in asked or not asked]:
+            importlib.import_module(f"coterie.cli.{module}").add_commands(command, argv)
         lines += [f"{title}:", *(f"  {name:<12}{help}" for name, help in listed), ""]
     parser.epilog = "\n".join([*lines, "`coterie COMMAND --help` describes a command."])
     return parser

@@ -85,7 +85,7 @@ def add_flower_flags(parser: argparse.ArgumentParser, argv: list[str]) -> None:
     parser.add_argument(
         "--task",
         metavar="package.module:Class",
-        help="the devices' task, if it is not one of Coterie's",
+        help="the devices' task, if it is not built in",
     )
     parser.add_argument(
         "--protocol", default="pac", help="paper whose settings are the defaults: pac, reg, crc or akd; default: pac"
@@ -106,7 +106,7 @@ def add_join_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default=socket.gethostname(), help="name of this device; default: the host name")
     parser.add_argument(
         "--clients", "--client", metavar="3|0-2,5", required=True,
-        help="numbers of the clients on this device; with a dataset of Coterie's, those of its partition",
+        help="numbers of the clients on this device; with a built-in dataset, those of its partition",
     )  # fmt: skip
     parser.add_argument(
         "--dir",
@@ -114,11 +114,11 @@ def add_join_flags(parser: argparse.ArgumentParser) -> None:
         default="coterie-device",
         help="folder for this device's state; default: coterie-device",
     )
-    parser.add_argument("--model", metavar="package.module:Class", help="the network, if it is not one of Coterie's")
+    parser.add_argument("--model", metavar="package.module:Class", help="the network, if it is not built in")
     add_model_args(parser)
-    parser.add_argument("--method", metavar="package.module:Class", help="the method, if it is not one of Coterie's")
+    parser.add_argument("--method", metavar="package.module:Class", help="the method, if it is not built in")
     parser.add_argument(
-        "--keys", metavar="FOLDER", help="keys: weights leave this device encrypted with them, or not at all"
+        "--keys", metavar="FOLDER", help="folder of keys: weights leave this device only if encrypted with them"
     )
     parser.add_argument(
         "--tell-classes", action="store_true", help="report the number of samples of each class to the server"
@@ -129,7 +129,7 @@ def add_join_flags(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--max-epsilon", type=float, metavar="ε",
-        help="stop before a client's samples have cost more than this ε, over all federations of --dir",
+        help="stop before the privacy cost of a client's samples exceeds this ε, over all federations of --dir",
     )  # fmt: skip
     parser.add_argument(
         "--delta", type=float, metavar="δ", help="δ at which ε is counted on this device; default: 1e-5"

@@ -7,17 +7,28 @@ import ast
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 MakeCommand = Callable[[str, Callable[[argparse.Namespace], None], str], argparse.ArgumentParser]
 
+FEW_FLAGS = 8  # flags that a usage line lists
 METHOD_HELP = "a name that `coterie methods` lists, or package.module:Class for your own method"
 
 
 def asked_for(argv: list[str], *commands: str) -> bool:
     """Whether one of these commands was called. Only these import torch for their flags."""
     return bool(argv) and argv[0] in commands
+
+
+class ShortUsage(argparse.HelpFormatter):
+    """Usage lines on which [options] stands for the flags of commands that have many."""
+
+    def add_usage(self, usage: str | None, actions: Iterable[argparse.Action], groups: Any, prefix: Any = None) -> None:
+        needed = [action for action in actions if action.required or not action.option_strings]
+        if len(list(actions)) > len(needed) + FEW_FLAGS:
+            actions = [argparse.Action([], "options", metavar="[options]"), *needed]
+        super().add_usage(usage, actions, groups, prefix)
 
 
 def add_flags(
@@ -52,7 +63,8 @@ def default_text(field: dataclasses.Field[Any], presets: Sequence[Mapping[str, A
     varies = any(value != values[0] for value in values)
     if values[0] in (None, ()):
         return "; default: set by --protocol" if varies else ""
-    return f"; default: {values[0]}{' (set by --protocol)' if varies else ''}"
+    shown = f"{values[0]:g}" if isinstance(values[0], float) else values[0]
+    return f"; default: {shown}{' (set by --protocol)' if varies else ''}"
 
 
 def flag(field: dataclasses.Field[Any]) -> str:

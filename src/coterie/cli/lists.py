@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from coterie.cli.downloads import add_download_actions
-from coterie.cli.flags import MakeCommand, add_flags, asked_for, given
+from coterie.cli.flags import MakeCommand, ShortUsage, add_flags, asked_for, given
 
+OPTIONS: dict[str, Any] = {"argument_default": argparse.SUPPRESS, "formatter_class": ShortUsage}
 DRAWN = "fedreg"  # the method of `coterie pictures`, if none is named
 
 
@@ -51,7 +52,7 @@ def add_data_actions(parser: argparse.ArgumentParser, argv: list[str]) -> None:
     about = "describe your own data, and report what is wrong with them"
     actions = parser.add_subparsers(metavar="[get NAME | path [NAME] | check PATH | export FOLDER]")
     add_download_actions(actions)
-    check = actions.add_parser("check", help=about, description=about, argument_default=argparse.SUPPRESS)
+    check = actions.add_parser("check", help=about, description=about, **OPTIONS)
     check.set_defaults(act=do_check)
     check.add_argument("path", metavar="PATH", help="file or folder; docs/data.md lists the forms")
     check.add_argument("--json", action="store_true", help="print JSON")
@@ -60,7 +61,7 @@ def add_data_actions(parser: argparse.ArgumentParser, argv: list[str]) -> None:
 
         add_flags(check, "reading", Reading)
     about = "write every client's samples as files (tables, images or arrays) that --dataset reads"
-    export = actions.add_parser("export", help=about, description=about, argument_default=argparse.SUPPRESS)
+    export = actions.add_parser("export", help=about, description=about, **OPTIONS)
     export.set_defaults(act=do_export)
     export.add_argument("folder", metavar="FOLDER", help="a new folder")
     if argv[:2] == ["data", "export"]:

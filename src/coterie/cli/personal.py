@@ -39,13 +39,13 @@ def add_commands(command: MakeCommand, argv: list[str]) -> None:
     for made in (models, predict, evaluate, export, adapt):
         made.add_argument("run", metavar="RUN", help="folder of a run")
     for made in (predict, evaluate, export, adapt):
-        made.add_argument("--model", metavar="package.module:Class", help="the network, if it is not one of Coterie's")
+        made.add_argument("--model", metavar="package.module:Class", help="the network, if it is not built in")
         for what in ("method", "task"):
-            about = f"the {what}, if it is not one of Coterie's"
+            about = f"the {what}, if it is not built in"
             made.add_argument(f"--{what}", metavar="package.module:Class", help=about)
         add_trust(made)
     for made in (predict, export):
-        made.add_argument("--client", required=True, metavar="NAME|NUMBER", help="whose model")
+        made.add_argument("--client", required=True, metavar="NAME|NUMBER", help="client whose model is used")
     predict.add_argument(
         "files", metavar="FILE", nargs="+", help="images, .csv or .parquet (columns are matched by name), .npz with x"
     )

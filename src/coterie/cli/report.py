@@ -8,7 +8,7 @@ from coterie.cli.flags import MakeCommand, add_format, asked_for
 
 
 def add_commands(command: MakeCommand, argv: list[str]) -> None:
-    watch = command("watch", do_watch, "show runs that are going on, in any process, on a page of this machine")
+    watch = command("watch", do_watch, "show runs in progress, of any process, on a local web page")
     watch.add_argument("runs", metavar="RUN", nargs="+", help="folder of a run, or one that holds runs")
     watch.add_argument("--port", type=int, default=0, help="port of http://127.0.0.1:PORT; default: a free one")
     report = command("report", do_report, "write a report of runs: one HTML file that works offline")
@@ -31,7 +31,11 @@ def add_commands(command: MakeCommand, argv: list[str]) -> None:
         help="the metric (such as accuracy), worst10, std_clients, by_samples, before, after, global, by_validation, "
         "new_before, new_after, new_global, megabytes, seconds; default: the metric and worst10",
     )
-    table.add_argument("--against", metavar="METHOD", help="method that † marks differences from; default: the best")
+    table.add_argument(
+        "--against",
+        metavar="METHOD",
+        help="method to test against; † marks differences; default: the best",
+    )
     table.add_argument("--caption", metavar="TEXT", help="caption; default: dataset and number of clients")
     table.add_argument("--label", metavar="NAME", help="label for \\ref in LaTeX, such as tab:accuracy")
     add_format(table)
@@ -47,7 +51,7 @@ def do_watch(chosen: argparse.Namespace) -> None:
 
     for path in map(Path, chosen.runs):
         if not path.is_dir():
-            raise CoterieError(f"{path}: no such folder; give a folder that `coterie run --out` made or makes")
+            raise CoterieError(f"{path}: no such folder; give a folder that `coterie run --out` created")
     with contextlib.suppress(KeyboardInterrupt), LivePage(chosen.port, chosen.runs) as page:
         print(f"coterie: watch it at {page.address}; Ctrl-C ends it", flush=True)
         threading.Event().wait()

@@ -24,8 +24,8 @@ def add_commands(command: MakeCommand, argv: list[str]) -> None:
     resume.add_argument("run", metavar="RUN", help="folder of the run, or of all runs of the comparison")
     resume.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else")
     resume.add_argument("--data-dir", metavar="FOLDER", help="folder that the datasets are in now")
-    resume.add_argument("--model", metavar="package.module:Class", help="the network, if it is not one of Coterie's")
-    resume.add_argument("--method", metavar="package.module:Class", help="the method, if it is not one of Coterie's")
+    resume.add_argument("--model", metavar="package.module:Class", help="the network, if it is not built in")
+    resume.add_argument("--method", metavar="package.module:Class", help="the method, if it is not built in")
     resume.add_argument("--ray-address", metavar="HOST:PORT", help="the Ray cluster, if the run used one")
     resume.add_argument("--state-dir", metavar="FOLDER", help="folder for the clients' states, if the run used one")
     resume.add_argument("--rounds", type=int, help="total number of rounds; extends a finished or interrupted run")
@@ -62,7 +62,7 @@ def do_resume(chosen: argparse.Namespace) -> None:
     command = config.get("command")
     if not isinstance(command, dict) or not {"method", "seed", "cwd"} <= command.keys():
         raise CoterieError(
-            f"{chosen.run} was not begun by a command; in Python, call coterie.run again with resume=True"
+            f"{chosen.run} was not started by a command; in Python, call coterie.run again with resume=True"
         )
     again = recalled(command, chosen, run)
     if not to_do(run, again):

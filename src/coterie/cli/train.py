@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection
+from typing import Any
 
 from coterie.cli.configuring import add_config, configured, configured_method
 from coterie.cli.flags import (
@@ -20,6 +21,18 @@ from coterie.cli.flags import (
     asked_for,
 )
 from coterie.cli.training import train_all
+
+DEMO_METHODS = ["local", "fedavg", "fedpac"]  # FedAvg-FT comes from FedAvg's run
+DEMO_SETTINGS: dict[str, Any] = {
+    "dataset": "fashion-mnist-small",
+    "num_clients": 20,
+    "noniid_s": 20.0,
+    "local_size": 150,
+    "test_size": 150,
+    "rounds": 8,
+    "batch_size": 25,
+    "evaluate_every": 2,
+}
 
 
 def add_commands(command: MakeCommand, argv: list[str]) -> None:
@@ -117,7 +130,4 @@ def do_compare(chosen: argparse.Namespace) -> None:
 
 
 def do_demo(chosen: argparse.Namespace) -> None:
-    from coterie.cli.demo import METHODS, SETTINGS
-
-    vars(chosen).update({name: value for name, value in SETTINGS.items() if name not in vars(chosen)})
-    do_compare(argparse.Namespace(**{"methods": METHODS, **vars(chosen)}))
+    do_compare(argparse.Namespace(**{"methods": DEMO_METHODS, **DEMO_SETTINGS, **vars(chosen)}))

@@ -65,8 +65,8 @@ def add_tune_flags(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help=f"share of each client's training samples to choose by; default: {VALIDATION}",
     )
-    group.add_argument("--budget-rounds", type=int, metavar="ROUNDS", help="most rounds of all trials together")
-    group.add_argument("--budget-minutes", type=float, metavar="MINUTES", help="most time of all trials together")
+    group.add_argument("--budget-rounds", type=int, metavar="ROUNDS", help="limit on the rounds of all trials")
+    group.add_argument("--budget-minutes", type=float, metavar="MINUTES", help="limit on the time of all trials")
     group.add_argument(
         "--no-final", dest="final", action="store_false", help="do not run the best setting on the test samples"
     )
@@ -135,7 +135,7 @@ def resumed(chosen: argparse.Namespace) -> argparse.Namespace:
     command = read_search(folder).get("command")
     if not isinstance(command, dict) or "cwd" not in command:
         raise CoterieError(
-            f"{chosen.resume} was not begun by a command; in Python, call coterie.tune again with the same arguments"
+            f"{chosen.resume} was not started by a command; in Python, call coterie.tune again with the same arguments"
         )
     again = recalled(command, chosen, folder)
     again.out = str(folder)

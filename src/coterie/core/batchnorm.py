@@ -1,8 +1,8 @@
-"""What of BatchNorm travels in a federation: all of it, all but its running statistics, or nothing.
+"""Which tensors of BatchNorm are sent: all, all but the running statistics, or none.
 
-`KeptNorms` wraps any method. What stays with a client is taken out of the messages, and put back with the client's own
-values where the client reads them; a client's own values are those that it would have sent in its last training. The
-server sees tensors that never change, so what it computes from models (means, distances, clusters) depends on the rest.
+`KeptNorms` wraps any method. It removes the tensors that stay with a client from the messages, and fills in the
+client's own values, those at the end of its last training, where the client reads a message. To the server these
+tensors never change, so what it computes from models (means, distances, clusters) depends on the others only.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class KeptNorms(Around):
         return down if down is None else without(down, self.places)
 
     def server_receive(self, server: Any, clients: Tensor, ups: Any) -> Any:
-        """The tensors that clients keep come back as they were sent: they did not move."""
+        """Fill in the tensors that clients keep as the server sent them, so that they do not change."""
 
         def unmoved(client: Tensor) -> Tree:
             return read(self.inner.server_send(server, client), self.places)
@@ -122,7 +122,7 @@ class KeptNorms(Around):
         return filled(down, self.places, state.norms)
 
     def _check_state(self, model: Model, state: Any) -> None:
-        """A client may hold weights, but no corrections of them towards those of other clients."""
+        """Refuse methods whose clients hold corrections of their weights towards those of other clients."""
         found = tuple(find(state, {place.name for place in self.places}))
         odd = differing(read(state, found), initial(model, found))
         if odd is not None:
@@ -130,7 +130,7 @@ class KeptNorms(Around):
             raise refusal(self, self.policy, reason)
 
     def _check_up(self, up: Any) -> None:
-        """Clients must send back what they receive: their own values are read from there."""
+        """Require that clients send back what they receive: their own values are read from there."""
         sent = {str(place): place.shape for place in find(up, self.names)}
         received = {str(place): place.shape for place in self.places}
         for name in sorted(name for name in sent | received if sent.get(name) != received.get(name)):
@@ -191,7 +191,7 @@ def is_batch_norm(layer: nn.Module) -> bool:
 
 
 def marked(model: Model, names: Iterable[str]) -> Model:
-    """The model with other numbers in these tensors of its start, which tell them from controls and moments."""
+    """The model with other initial numbers in these tensors, which distinguishes them from controls and moments."""
     flat = tree.flatten(model.start)
     moved = {name: flat[name] + torch.linspace(0.5, 1.5, flat[name].numel()).view_as(flat[name]) for name in names}
     return replace(model, start=tree.fill(model.start, flat | moved))

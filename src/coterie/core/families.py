@@ -13,7 +13,7 @@ FAMILIES = {
     "fine-tuning": "One model for all, made to be adapted by each client after the last round.",
     "personal head": "Clients share an encoder and have heads of their own, some next to a shared head.",
     "personal layers": "Clients keep other layers of the network to themselves, or all of them.",
-    "regularized": "Each client trains a whole model of its own, which a shared model pulls or teaches.",
+    "regularized": "Each client trains a whole model of its own, regularized towards a shared model or taught by it.",
     "mixture": "A client predicts with a mixture of shared and personal models.",
     "collaborators": "Each client gets its own combination of the models of other clients.",
     "clusters": "Groups of clients share a model, and the groups are found in training.",
@@ -23,7 +23,7 @@ FAMILIES = {
 
 # Declared by a method, where its design aims at the situation: word -> reason.
 DESIGNED = {
-    "few clients": "the server handles each client on its own, which few clients allow",
+    "few clients": "the server handles each client individually, which is feasible for few clients",
     "label shift": "it is designed for clients whose class shares differ",
     "feature shift": "it is designed for clients whose inputs differ",
     "unequal sizes": "it is designed for clients with unequal samples, steps or losses",
@@ -32,7 +32,7 @@ DESIGNED = {
 
 # Derived from what a method's class does: word -> reason.
 DERIVED = {
-    "many clients": "clients keep nothing between rounds, so that they may take part rarely",
+    "many clients": "clients keep nothing between rounds, so they may take part rarely",
     "new clients": "a new client gets the global model at once",
     "little bandwidth": "it sends less than half as much as FedAvg",
     "privacy": "it allows `--dp client`, `--dp sample` and `--encrypt`",

@@ -54,8 +54,8 @@ def by_keyword(call: Callable[..., Any], method: bool, names: tuple[str, ...]) -
         return True
     own = ", ".join(p.name for p in plain) or "nothing"
     raise CoterieError(
-        f"the model's forward takes {own}, the samples have the inputs {', '.join(names)}; its parameters must have "
-        "the names of all inputs, and defaults if they are no inputs; or it must take one dictionary of inputs"
+        f"the model's forward takes {own}, the samples have the inputs {', '.join(names)}; name its "
+        "parameters after the inputs (other parameters need defaults), or take one dictionary of inputs"
     )
 
 

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from coterie.core.batch import Data
 from coterie.core.errors import CoterieError
-from coterie.core.explicit import Explicit
 from coterie.core.families import check_words
 from coterie.core.model import Model
 from coterie.core.protections import Protections
 from coterie.core.schedules import RateSchedule
 from coterie.core.training import LocalTraining
 from coterie.core.tree import Tree
+from coterie.core.validation import Explicit
 
 Server = TypeVar("Server")
 State = TypeVar("State")

@@ -74,7 +74,7 @@ def lowered(x: Tensor, weight: Tensor, bias: Tensor, *more: Any) -> tuple[Any, .
 
 
 def widened(x: Tensor) -> Tensor:
-    """Samples of a norm in float32, if they are in bf16 and torch cannot differentiate that. So is its output."""
+    """Cast the input of a norm to float32 if torch cannot differentiate it in bf16; the output is float32, too."""
     return x if takes_bf16(x) else x.to(torch.promote_types(x.dtype, torch.float32))
 
 

@@ -1,4 +1,4 @@
-"""Text from elsewhere (names of classes, clients, columns, files) as it may be shown to a person."""
+"""Make text from users' files (names of classes, clients, columns) safe to print."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 def printable(text: str, keep: str = "") -> str:
-    r"""Control and bidirectional characters, and all others that cannot be seen, as JSON escapes: `\u001b`, `\u202e`.
+    r"""Replace control, bidirectional and other invisible characters by JSON escapes: `\u001b`, `\u202e`.
 
-    A terminal obeys the first kind, and the second changes what a line seems to say. keep: characters left as they are.
+    Terminals execute control characters, and bidirectional ones reorder the text. keep: characters left as they are.
     """
     if text.isprintable():
         return text

@@ -68,8 +68,8 @@ class RateSchedule:
     local: Shape
 
     def over_rounds(self, round: int, rounds: int) -> float:
-        """The factor of round 0, 1, ... of `rounds`. Rounds after the last one have the factor of the last, or go on
-        with steps and exponential, which have no end."""
+        """The factors of rounds 0, 1, ... of `rounds`. Later rounds keep the last factor, except with steps and
+        exponential, which continue."""
         return float(self.rounds.factor(torch.tensor(round), torch.tensor(rounds)))
 
     def over_steps(self, step: Tensor, steps: Tensor) -> Tensor:

@@ -94,7 +94,7 @@ def personal_names(personal: str, model: Model) -> tuple[str, ...]:
 
 
 def check_kept(personal: str, model: Model) -> None:
-    """Raise an error if clients would keep nothing of the network that they name, or all of it."""
+    """Raise an error if `personal` selects nothing that is trained, or the whole network."""
     names = personal_names(personal, model)
     if not names and personal == "norm":
         raise CoterieError("personal 'norm' needs a network with normalization layers that are trained")

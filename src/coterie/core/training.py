@@ -16,12 +16,12 @@ from torch import Tensor
 from coterie.core import random, tree
 from coterie.core.batch import Batch, Data, Epoch
 from coterie.core.errors import CoterieError, unknown
-from coterie.core.explicit import Explicit
 from coterie.core.gradients import Objective, gradient
 from coterie.core.optimizers import OPTIMIZERS, Optimizer
 from coterie.core.schedules import FORMS, RateSchedule, read_schedule
 from coterie.core.steps import fold
 from coterie.core.tree import Live, Tree
+from coterie.core.validation import Explicit
 
 P = TypeVar("P")  # any tree of weights
 

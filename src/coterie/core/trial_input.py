@@ -1,4 +1,4 @@
-"""Random samples that a network is tried on before a run."""
+"""Try a network on random samples before a run."""
 
 from __future__ import annotations
 

@@ -18,10 +18,10 @@ import types
 import typing
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from functools import cache
 from numbers import Integral, Real
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -175,7 +175,7 @@ def check_fields(kind: type, values: Mapping[str, Any]) -> None:
 
 
 def check_types(kind: type, values: Mapping[str, Any]) -> None:
-    """Refuse the first value that is not of its field's type. Only numbers, truth values and text are checked."""
+    """Refuse the first value that is not of its field's type. Only numbers, booleans and text are checked."""
     for name, value in values.items():
         allowed = plain_types(kind).get(name, ())
         if allowed and not any(fits(value, one) for one in allowed):
@@ -202,3 +202,48 @@ def fits(value: object, kind: type) -> bool:
     if kind is str:
         return isinstance(value, str | os.PathLike)
     return isinstance(value, Real if kind is float else kind)
+
+
+def default_of(field: Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+class Explicit:
+    """Base of frozen dataclasses that check the fields passed to their constructor, and remember which they were.
+
+    A protocol fills in the other fields, and only those.
+    The record is no field: comparison, `repr`, `asdict` and the methods' code do not see it. `dataclasses.replace`
+    passes every field, so all fields of its result count as set; `but` keeps the record.
+    """
+
+    _explicit: frozenset[str]
+
+    def __init_subclass__(cls, **others: Any) -> None:
+        super().__init_subclass__(**others)
+        if "__repr__" not in vars(cls):
+            cls.__repr__ = Explicit.__repr__  # type: ignore[method-assign]  # before `dataclass` adds its own
+
+    def __repr__(self) -> str:
+        """Such as FedPAC(align=0.5): the fields that differ from their defaults."""
+        values = ((f, getattr(self, f.name)) for f in fields(self) if f.repr)  # type: ignore[arg-type]
+        shown = [f"{f.name}={value!r}" for f, value in values if value != default_of(f)]
+        return f"{type(self).__qualname__}({', '.join(shown)})"
+
+    def __new__(cls, *args: Any, **settings: Any) -> Self:
+        made = super().__new__(cls)
+        known = [f.name for f in fields(cls) if f.init]  # type: ignore[arg-type]
+        passed = dict(zip(known, args, strict=False)) | {name: settings[name] for name in known if name in settings}
+        check_fields(cls, passed)
+        object.__setattr__(made, "_explicit", frozenset(passed))
+        return made
+
+    @property
+    def explicit(self) -> frozenset[str]:
+        """Names of the fields that were set."""
+        return self._explicit
+
+    def but(self, **changes: Any) -> Self:
+        """A copy with these fields set to other values."""
+        made = replace(self, **changes)  # type: ignore[type-var]
+        object.__setattr__(made, "_explicit", self._explicit | changes.keys())
+        return made

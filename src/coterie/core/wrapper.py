@@ -87,7 +87,7 @@ def innermost(method: Method[Any, Any, Any, Any]) -> Method[Any, Any, Any, Any]:
 
 
 def lasting(method: Method[Any, Any, Any, Any]) -> Method[Any, Any, Any, Any]:
-    """The method that a run leaves: without the wrappers that only its rounds need, such as protections."""
+    """The method of a finished run, without wrappers that only training needs, such as protections."""
     return lasting(method.inner) if isinstance(method, Around) and not method.lasts else method
 
 

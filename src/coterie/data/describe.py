@@ -29,7 +29,7 @@ def input_lines(shape: tuple[int, ...], dtype: torch.dtype, transform: Transform
     elif is_pixels(shape, dtype):
         lines = [f"samples: images of {size} bytes, scaled from 0..255 to 0..1"]
     elif dtype == torch.bool:
-        lines = [f"samples: {size} truth values"]
+        lines = [f"samples: {size} booleans"]
     elif dtype.is_floating_point:
         lines = [f"samples: {size} numbers ({kind}), used as is"]
     else:

@@ -65,7 +65,7 @@ class Target(NamedTuple):
     y: NDArray[Any]  # (920,) classes, or (920, ...) numbers with NaN where they are unknown
     names: tuple[str, ...]  # of classes, labels or targets
     stratum: NDArray[np.int64]  # (920,) within which every fourth patient is for testing
-    columns: tuple[str, ...] = ()  # from which it is made; they are no inputs
+    columns: tuple[str, ...] = ()  # from which it is made; they are not inputs
 
 
 def target_of(goal: str, patients: Patients) -> Target:

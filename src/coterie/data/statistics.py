@@ -51,7 +51,7 @@ def normalised(
 def standardised_inputs(
     train: Split, transform: Transform, channel_axis: int | Mapping[str, int] | None
 ) -> tuple[Input, ...]:
-    """Mean and standard deviation of every input; integers that are no pixels, and truth values, are left alone."""
+    """Mean and standard deviation of every input; integers that are not pixels, and booleans, are left alone."""
     axes = {} if channel_axis is None else channel_axis
     if not isinstance(axes, Mapping):
         raise CoterieError(

@@ -21,7 +21,7 @@ from coterie.core.metrics import ACCURACY
 from coterie.deploy.agreement import Agreement
 from coterie.deploy.messages import Message, Received
 from coterie.deploy.pending import PendingRequests, Timeouts
-from coterie.deploy.server_test import ServerTest
+from coterie.deploy.server_samples import ServerTest
 from coterie.deploy.transports.interface import Transport
 from coterie.deploy.wire import Header, InvalidAnswer
 from coterie.execution.answers import Returned

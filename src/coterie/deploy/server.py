@@ -31,7 +31,7 @@ from coterie.deploy.membership import MAX_SAMPLES, Membership, check_name
 from coterie.deploy.pending import Timeouts
 from coterie.deploy.remote import Remote
 from coterie.deploy.roster import read_roster
-from coterie.deploy.server_test import ServerTest, load_server_test
+from coterie.deploy.server_samples import ServerTest, load_server_test
 from coterie.deploy.transports.mqtt.connection import Broker
 from coterie.deploy.transports.mqtt.server import MqttTransport
 from coterie.deploy.transports.presence import DeviceTransport, Register
@@ -108,7 +108,7 @@ def run_federation(
 ) -> Result:
     """Run all rounds with the devices that join. resume: continue the run in `out`, if there is one.
 
-    task: import path of the task, if it is not one of Coterie's; the devices say which task they train for.
+    task: import path of the task, if it is not built in; the devices say which task they train for.
     """
     resume = resume and out is not None and is_started(Path(out))
     protection = Protection(**{f.name: settings.pop(f.name) for f in fields(Protection) if f.name in settings})

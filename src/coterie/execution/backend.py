@@ -11,11 +11,10 @@ from torch import Tensor
 
 from coterie.core import ranges, tree
 from coterie.core.data import FederatedData, Split
-from coterie.core.errors import CoterieError
+from coterie.core.errors import CoterieError, unknown
 from coterie.core.method import AnyMethod, Census
 from coterie.core.metric_scale import MetricScale
 from coterie.core.model import Model
-from coterie.core.precision import set_precision
 from coterie.core.ranges import Known
 from coterie.core.rehearsal import SAMPLES, rehearse
 from coterie.core.wrapper import innermost
@@ -24,6 +23,7 @@ from coterie.execution.memory import ClientMemory
 from coterie.execution.requests import Cohort, CohortInput, Request, Turn
 from coterie.execution.scoring import Scores, constant_score, has_global, weighed
 
+PRECISIONS = ("fp32", "tf32", "bf16")  # of matrix products
 REMEMBERED = 16  # requests whose cohorts are remembered
 
 
@@ -267,3 +267,13 @@ def check_draws(model: Model) -> None:
             f"this network cannot be stacked, it draws from torch's random stream in {model.hidden_draws}; use "
             "backend=looped, or nn.Dropout, whose masks are drawn for each client"
         )
+
+
+def set_precision(precision: str, device: torch.device) -> None:
+    """Allow or forbid TF32 for float32 matrix products, in this process."""
+    if precision not in PRECISIONS:
+        raise unknown("precision", precision, PRECISIONS)
+    if precision == "tf32" and device.type != "cuda":
+        raise CoterieError("precision tf32 needs a GPU; on a CPU use fp32 or bf16")
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"

@@ -16,10 +16,9 @@ from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.method import AnyMethod
 from coterie.core.model import Model
-from coterie.core.precision import set_precision
 from coterie.core.rehearsal import vmap_problem
 from coterie.core.validation import check_fields
-from coterie.execution.backend import LocalBackend, rehearsal_samples
+from coterie.execution.backend import LocalBackend, rehearsal_samples, set_precision
 from coterie.execution.looped import Looped
 from coterie.execution.memory import check_folder
 from coterie.execution.ray import Ray

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 from coterie.core import ranges
 from coterie.core.batchnorm import AVERAGED, POLICIES, check_policy
-from coterie.core.explicit import Explicit
-from coterie.core.validation import check_fields
+from coterie.core.validation import Explicit, check_fields
 
 MAX_SEED = 1 << 63  # seeds are below this
 
@@ -40,7 +39,7 @@ class Settings(Explicit):
     )
     batchnorm: str = field(
         default=AVERAGED,
-        metadata={"help": f"BatchNorm of clients: {', '.join(POLICIES)}; local layers or statistics do not travel"},
+        metadata={"help": f"BatchNorm policy: {', '.join(POLICIES)}; local layers or statistics are not sent"},
     )
     seed: int = field(default=0, metadata={"help": "seed of all randomness", "low": 0, "below": MAX_SEED})
 

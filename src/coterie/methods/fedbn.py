@@ -1,4 +1,4 @@
-"""FedAvg in which clients keep their normalization layers: their weights and running statistics do not travel.
+"""FedAvg in which clients keep their normalization layers: weights and running statistics are not sent.
 
 Xiaoxiao Li, Meirui Jiang, Xiaofei Zhang, Michael Kamp, Qi Dou: FedBN: Federated Learning on Non-IID Features via Local
 Batch Normalization, ICLR 2021.

@@ -1,4 +1,4 @@
-"""The server trains a generator of features that the clients' heads recognize; clients train on what it makes too.
+"""The server trains a generator of features that the clients' heads recognize; clients also train on its features.
 
 Zhuangdi Zhu, Junyuan Hong, Jiayu Zhou: Data-Free Knowledge Distillation for Heterogeneous Federated Learning,
 ICML 2021.

@@ -1,4 +1,4 @@
-"""Clients train every mixture of a shared and a personal model at once, so that the path between the two is good.
+"""Clients train all mixtures of a shared and a personal model at once, so that every mixture is accurate.
 
 Seok-Ju Hahn, Minwoo Jeong, Junghye Lee: Connecting Low-Loss Subspace for Personalized Federated Learning, KDD 2022.
 The paper begins with mixtures after 40 % of all rounds; a method does not know how many there are, so `begin` counts

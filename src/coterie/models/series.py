@@ -92,9 +92,9 @@ def check_sequence(name: str, shape: Shape, vocabulary: int | None) -> None:
 
 
 def check_embeddings(model: Model, data: FederatedData) -> None:
-    """Raise an error if samples have numbers that an nn.Embedding of this network does not have.
+    """Raise an error if samples have numbers beyond the rows of an nn.Embedding of this network.
 
-    It is tried on the samples with the smallest and the largest number at each place.
+    The network is tried on the smallest and the largest number at each position.
     """
 
     def check(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:

@@ -33,7 +33,7 @@ Watching = Callable[[str, int], AbstractContextManager[Callable[[Round], None]]]
 
 
 class OutOfTime(CoterieError):
-    """--max-time is over; what was trained in part is not a result."""
+    """--max-time is over. A training that was cut off gives no result."""
 
 
 def over(deadline: float | None) -> bool:

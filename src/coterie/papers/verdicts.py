@@ -66,18 +66,6 @@ def read_noise(content: Any) -> Noises:
     return found
 
 
-def noise_text(noises: Noises) -> str:
-    """The content of noise.yaml."""
-    lines = ["# Standard deviation between runs in points, pooled per dataset by tools/ledger from benchmarks/results."]
-    for dataset in dict.fromkeys(dataset for dataset, _ in noises):
-        kinds = [(kind, noises[dataset, kind]) for kind in (SEEDS, DRAWS) if (dataset, kind) in noises]
-        lines += [
-            f"{dataset}:",
-            *(f"  {k}: {{std: {n.std:.4f}, freedom: {n.freedom}, cells: {n.cells}}}" for k, n in kinds),
-        ]
-    return "\n".join(lines) + "\n"
-
-
 def interval(scores: Sequence[float], noise: RunNoise | None) -> Spread:
     """Mean, standard deviation, and half of the 95 % interval of the mean.
 
@@ -122,9 +110,3 @@ def independent(scores: Sequence[tuple[float, str]], drawn: bool) -> list[float]
     for score, partition in scores:
         by_draw.setdefault(partition, []).append(score)
     return [math.fsum(own) / len(own) for own in by_draw.values()]
-
-
-def by_chance(ours: Sequence[Spread], published: Sequence[float], band: float | None) -> float:
-    """Expected number of rows that are met if the published numbers of a column are shuffled among its methods."""
-    pairs = ((mine, printed) for mine in ours for printed in published)
-    return sum(verdict(mine.mean - printed, mine.half, band) == MET for mine, printed in pairs) / max(len(published), 1)

@@ -55,7 +55,7 @@ class Protection:
     robust_share: float = field(
         default=0.2,
         metadata={
-            "help": "share of clients winsorized at either end (trimmed), or that may lie (krum, bulyan)",
+            "help": "share of clients winsorized at either end (trimmed) or assumed malicious (krum, bulyan)",
             "above": 0,
             "below": 0.5,
         },

@@ -6,7 +6,7 @@ clip: each client's update is clipped to a bound, or to the median norm of all c
 trimmed: per coordinate, the largest and smallest updates are replaced by the nearest remaining ones (winsorizing).
 median: per coordinate, the median replaces every update.
 
-One update replaces those of all clients, chosen or computed from all weights together, where f of S clients may lie:
+One update replaces those of all clients, chosen or computed from all weights together; f of S clients may be malicious:
 
 krum: the update with the smallest sum of squared distances to its S - f - 2 nearest ones. multi-krum: the mean of the
 S - f updates with the smallest sums. Blanchard, El Mhamdi, Guerraoui, Stainer, NeurIPS 2017.
@@ -42,7 +42,7 @@ WEISZFELD_STEPS, SMALLEST = 100, 1e-6  # of the geometric median; the smallest d
 class Robust(Around):
     how: str = field(default="clip", kw_only=True)
     norm: float | None = field(default=None, kw_only=True)  # bound of the fields that Down and Up share
-    share: float = field(default=0.2, kw_only=True)  # of clients winsorized at either end, or that may lie
+    share: float = field(default=0.2, kw_only=True)  # of clients winsorized at either end, or assumed malicious
 
     def server_receive(self, server: Any, clients: Tensor, ups: Any) -> Any:
         downs, changes = sent(self.inner, server, clients), dict[str, Tensor]()
@@ -82,12 +82,12 @@ def clipped(parts: Tree, bound: float | None) -> Tree:
 
 
 def lying(how: str, share: float, clients: int) -> int:
-    """f: how many clients of a round may lie. Raises `CoterieError` if these are too many for the number of clients."""
+    """f: how many clients of a round may be malicious. Raises `CoterieError` if these are too many."""
     liars = math.ceil(share * clients)
     factor, more = LIARS.get(how, (0, 0))
     if clients < factor * liars + more:
         raise CoterieError(
-            f"--robust {how} needs at least {factor}f + {more} clients in a round, where f are allowed to lie: with "
+            f"--robust {how} needs at least {factor}f + {more} clients in a round, where f may be malicious: with "
             f"--robust-share {share:g}, f is {liars} of {clients}, which needs {factor * liars + more}; let more "
             "clients join, lower --robust-share, or use --robust clip"
         )

@@ -13,12 +13,12 @@ from coterie.report import charts
 from coterie.report.charts import Axis
 from coterie.report.elements import figure, paragraph, section, table
 from coterie.report.markup import Markup, join, number, tag
-from coterie.report.page import asset, document, write_page
+from coterie.report.page import document, write_page
 
 WIDE, LINE, TOP = 620, 24, 62
 DIAGRAM = (
-    "Average ranks, the best on the left. A bar connects methods that Nemenyi's test does not tell apart at 5 %; "
-    "CD is the critical difference."
+    "Average ranks, the best on the left. A bar connects methods whose ranks do not differ significantly "
+    "(Nemenyi, 5 %); CD is the critical difference."
 )
 
 
@@ -207,12 +207,3 @@ def _critical(x: Axis, found: Ranking, count: int) -> list[Markup]:
     ends = [tag("line", x1=at, x2=at, y1=14, y2=22, class_="tick") for at in (x(1), long)]
     line = tag("line", x1=x(1), x2=long, y1=18, y2=18, class_="tick")
     return [line, *ends, charts.text((x(1) + long) / 2, 11, f"CD = {found.test.critical:.2f}", class_="axis")]
-
-
-def standalone(found: Ranking) -> str:
-    """The diagram as an SVG file of its own."""
-    drawn = diagram(found, xmlns="http://www.w3.org/2000/svg", width=WIDE)
-    style = tag("style", Markup(asset("charts.css") + asset("leaderboard.css")))
-    ground = tag("rect", width="100%", height="100%", rx=8, style="fill: var(--card)")
-    start, end = drawn.split("</desc>", 1)
-    return f"{start}</desc>{style}{ground}{end}\n"

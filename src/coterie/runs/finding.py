@@ -30,9 +30,9 @@ def load_run(
 ) -> Run:
     """Open a finished run by its folder, to use its models.
 
-    model: the network, if it is not one of Coterie's: an object, or an import path package.module:Class.
+    model: the network, if it is not built in: an object, or an import path package.module:Class.
     trust_code: import whatever code config.json names. Only for folders that you trust as you trust that code.
-    method, task: the class of each or its import path, if it is not one of Coterie's.
+    method, task: the class of each or its import path, if it is not built in.
 
     >>> model = coterie.load_run("runs/hospitals").personal_model("basel")  # doctest: +SKIP
     """

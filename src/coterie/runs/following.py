@@ -1,4 +1,4 @@
-"""Follow a run that is going on, in this process or another one, by the files of its folder as they grow."""
+"""Follow a run in progress, in any process, by reading what is appended to the files of its folder."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def serve(line: Connection, work: Work, jobs: int) -> None:
         end_with_parent()
         share_cores(jobs)
         for content in arriving(line):
-            torch.set_num_threads(cores())  # the looped back end may have changed it
+            torch.set_num_threads(cores())  # the looped backend may have changed it
             answer = attempt(work, content)
             torch.cuda.empty_cache()  # for other workers
             with contextlib.suppress(ConnectionError):

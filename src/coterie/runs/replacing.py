@@ -41,7 +41,7 @@ def check_replaceable(path: Path) -> None:
 def check_names(folder: Path, known: set[str]) -> None:
     for name in sorted(os.listdir(folder)):
         if name.removesuffix(".part") not in known:  # left by a process that was killed
-            raise CoterieError(f"{folder} has {name}, which no run wrote, and is not replaced; move it elsewhere first")
+            raise CoterieError(f"{folder} holds {name}, which no run wrote, so it is not replaced; move it away first")
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def replacing(path: Path) -> Iterator[Path]:
                 os.rename(old, path)
                 raise
         try:
-            check_replaceable(old)  # again: somebody may have put a file there while the run trained
+            check_replaceable(old)  # again: files may have been added during training
             shutil.rmtree(old)
         except (CoterieError, OSError) as error:
             log.warning("the replaced folder is kept in %s: %s", old, error)

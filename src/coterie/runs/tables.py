@@ -185,7 +185,7 @@ def read_evaluation(content: bytes, scales: Sequence[MetricScale]) -> dict[str, 
 
 
 def read_client_metrics(content: bytes) -> ClientMetrics:
-    """What evaluation.csv says, whatever its metrics are."""
+    """The content of evaluation.csv, for any metrics."""
     found: dict[str, dict[int, dict[str, float]]] = {}
     for row in rows_of(content):
         model, client = row.pop("model"), int(row.pop("client"))

@@ -14,8 +14,8 @@ from torch import Tensor
 from coterie.gpu import optimistic
 from coterie.methods.fedpac import head_weights as solver
 from coterie.methods.fedpac.active_sets import descend, exchange_sets
-from coterie.methods.fedpac.head_weights import SimplexError, head_weights, kkt_residual, optimistic_weights
-from coterie.methods.fedpac.programs import build_programs, residuals
+from coterie.methods.fedpac.head_weights import SimplexError, head_weights, optimistic_weights
+from coterie.methods.fedpac.programs import build_programs, check_finite, gram_matrix, kkt_cosine, residuals, scale
 
 F64 = torch.float64
 seeds = st.integers(0, 2**31)
@@ -32,6 +32,17 @@ def random_clients(seed: int, clients: int, features: int = 15) -> tuple[Tensor,
     generator = torch.Generator().manual_seed(seed)
     h = torch.randn(clients, features, generator=generator, dtype=F64)
     return h, 0.01 + torch.rand(clients, generator=generator, dtype=F64) * 10
+
+
+def kkt_residual(weights: Tensor, moments: Tensor, variances: Tensor) -> Tensor:
+    """(S,): how far row i of the weights is from the minimum of client i, as a cosine; 0 is exact.
+
+    Computed from the definition, not by the solver: the gradient is v a + <sum_l a_l h_l - h_i, h_j - h_i>, with
+    variances below FLOOR raised to it as in `head_weights`. Negative weights and sums other than 1 count by their size.
+    """
+    h, gram, v = gram_matrix(moments, variances)
+    check_finite(gram, v)
+    return kkt_cosine(scale(gram, v), h, weights.detach().to(h))
 
 
 def programs(h: Tensor, v: Tensor) -> Tensor:

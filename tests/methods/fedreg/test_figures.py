@@ -15,8 +15,7 @@ import coterie
 from coterie.cli import main
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.fedreg import FedReG
-from coterie.report.data_pictures import augmented_samples, class_pictures
-from coterie.report.png import png, sheet
+from coterie.report.data_pictures import augmented_samples, class_pictures, png, sheet
 from tests import toy
 
 

@@ -78,14 +78,15 @@ class Reading:
     resize: int | None = field(
         default=None,
         metadata={
-            "help": "pixels of a side of the images: the shorter side is resized to it, then the center is cropped",
+            "help": "side of the images in pixels: the shorter side is resized to it, then the center is cropped",
             "low": 1,
         },
     )
     test_share: float = field(
-        default=0.25, metadata={"help": "share to test with, if your data have no test split", "above": 0, "below": 1}
+        default=0.25,
+        metadata={"help": "test samples' share, if your data have no test split", "above": 0, "below": 1},
     )
-    split_seed: int = field(default=0, metadata={"help": "seed of this split of your samples", "low": 0})
+    split_seed: int = field(default=0, metadata={"help": "seed of that test split", "low": 0})
 
     def __post_init__(self) -> None:
         check_fields(type(self), vars(self))

@@ -70,7 +70,7 @@ def stacked_inputs(samples: Sequence[Any], read: Callable[[Any, str], Array], wh
 
 
 def typed(part: Part, kinds: Mapping[str, str], notes: Notes) -> Part:
-    """Convert every input to a type that networks take, as `as_input` does; truth values stay. kinds: of INPUTS."""
+    """Convert every input to a type that networks take, as `as_input` does; booleans stay. kinds: of INPUTS."""
     if part.x.dtype.names is None:
         return part
     for name, kind in kinds.items():

@@ -21,7 +21,6 @@ from coterie.methods.fedpac.active_sets import AIM, FIRST, GROWTH, LEAPS, TOLERA
 from coterie.methods.fedpac.programs import (
     NOISE,
     build_programs,
-    check_finite,
     gram_matrix,
     kkt_cosine,
     one_thread,
@@ -71,14 +70,3 @@ def optimistic_weights(moments: Tensor, variances: Tensor) -> Tensor:
     sound = gram.isfinite().all() & v.isfinite().all() & (v >= 0).all()
     optimistic.expect(sound & (kkt_cosine(programs, h, weights) <= TOLERANCE).all())
     return weights
-
-
-def kkt_residual(weights: Tensor, moments: Tensor, variances: Tensor) -> Tensor:
-    """(S,): how far row i of the weights is from the minimum of client i, as a cosine; 0 is exact.
-
-    Computed from the definition, not by the solver: the gradient is v a + <sum_l a_l h_l - h_i, h_j - h_i>, with
-    variances below FLOOR raised to it as in `head_weights`. Negative weights and sums other than 1 count by their size.
-    """
-    h, gram, v = gram_matrix(moments, variances)
-    check_finite(gram, v)
-    return kkt_cosine(scale(gram, v), h, weights.detach().to(h))

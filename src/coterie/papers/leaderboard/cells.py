@@ -62,7 +62,7 @@ class BoardCircumstances(NamedTuple):
 
 
 class BoardJob(NamedTuple):
-    """What is left to do of a cell."""
+    """The remaining work of a cell."""
 
     protocol: BoardProtocol
     benchmark: Benchmark

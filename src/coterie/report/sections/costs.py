@@ -15,7 +15,7 @@ from coterie.runs.tables import PHASES
 
 
 def costs(runs: Sequence[Run]) -> Markup:
-    """Megabytes and seconds; of a comparison, what they bought, with the rest folded."""
+    """Traffic and time; for a comparison, scores over megabytes, with the rest folded."""
     groups = grouped(runs)
     each = trained(groups)
     sending = [group for group in each if any(run.total("bytes_") for run in group.runs)]

@@ -55,7 +55,7 @@ def band_words(groups: Sequence[SeedGroup]) -> str:
 
 
 def interval_words(groups: Sequence[SeedGroup]) -> str:
-    """What ± is in a table; empty if there is one seed."""
+    """The meaning of ± in a table; empty if there is one seed."""
     return " ±: half of the 95 % interval over seeds." if max(len(g.entries) for g in groups) > 1 else ""
 
 

@@ -49,7 +49,7 @@ ABOUT = {
     "model": "cnn, convnet, conv4, ..., or package.module:Class, also in the node config",
     "head": "name of the model's head (default: the last layer that runs)",
     "train-only": "parameters or modules to train, such as 'head|blocks.11.*' (default: all that are not frozen)",
-    "task": "package.module:Class of a task that is not one of Coterie's (default: the task of the nodes' data)",
+    "task": "package.module:Class of a task that is not built in (default: the task of the nodes' data)",
     "protocol": "defaults as in a paper: pac, reg, crc or akd",
     "out": "folder for the run, on the server",
     "resume": "continue the run in `out`, if there is one",
