@@ -43,7 +43,7 @@ PUBLISHED = {  # Table 6, percent: G, P
 DEVICES, CLIENTS = 10, 30
 RESULTS = Path("benchmarks/results/testbed")
 BROKER = "listener {port} 127.0.0.1\nallow_anonymous true\nmax_queued_messages 0\n"
-PROGRAM = (sys.executable, "-m", "coterie.cli")
+PROGRAM = (sys.executable, "-m", "coterie")
 Row = dict[str, str]
 
 

@@ -270,7 +270,7 @@ def called(
     source = Path(coterie.__file__).parents[1]
     kept = {"PATH": os.environ["PATH"], "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
     command = before or "{}"
-    words = command.replace("{}", f'{python or sys.executable} -m coterie.cli "$@"')
+    words = command.replace("{}", f'{python or sys.executable} -m coterie "$@"')
     return subprocess.run(
         ["bash", "-c", words, "bash", *arguments], capture_output=True, text=True, cwd=cwd, errors="replace",
         env=kept | environment, timeout=120, check=False,
@@ -316,7 +316,7 @@ def test_devices_are_written_to_and_not_replaced(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     done = subprocess.Popen(
-        [sys.executable, "-m", "coterie.cli", "report", str(tmp_path / "run"), "--out", str(pipe)],
+        [sys.executable, "-m", "coterie", "report", str(tmp_path / "run"), "--out", str(pipe)],
         stdout=subprocess.DEVNULL,
     )
     os.set_blocking(reader, True)

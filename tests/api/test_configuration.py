@@ -97,7 +97,7 @@ def test_partitions_in_force() -> None:
         (
             "method: fedpac\nrounds: many\nlr: [1]\nnesterov: 3\ndata: {alpha: low}\nmax_time: [2]",
             ["rounds is 'many': it must be a whole number", "lr is [1]", "nesterov is 3: it must be true or false",
-             "data.alpha is 'low'", "max_time is [2]: it must be a text"],
+             "data.alpha is 'low'", "max_time is [2]: it must be text"],
         ),
         ("- fedpac", ["maps names of settings to values"]),
         ("method: [", ["not YAML, line"]),
@@ -122,7 +122,7 @@ def test_what_is_wrong_is_said_in_a_line_each(
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CoterieError, match=r"none\.yaml cannot be read: No such file"):
+    with pytest.raises(CoterieError, match=r"none\.yaml: cannot be read: No such file"):
         coterie.load_config(tmp_path / "none.yaml")
 
 

@@ -18,7 +18,7 @@ TINY = ["--num-clients", "4", "--local-size", "40", "--test-size", "20", "--proc
 
 
 def coterie(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "coterie.cli", *arguments]
+    command = [sys.executable, "-m", "coterie", *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120, check=False)
 
 

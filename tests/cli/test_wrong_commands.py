@@ -236,7 +236,7 @@ def test_stopped_while_it_starts(tmp_path: Path) -> None:
         "    raise ImportError('cannot load module more than once per process')\n"
     )
     done = subprocess.run(
-        [sys.executable, "-m", "coterie.cli", "run", "fedavg", *TINY],
+        [sys.executable, "-m", "coterie", "run", "fedavg", *TINY],
         cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (130, "coterie: stopped\n")

@@ -181,7 +181,7 @@ def test_odd_names_are_printed_everywhere(tmp_path: Path) -> None:
         with open(os.path.join(folder, name), "w") as file:
             file.write("a,y\n" + "".join(f"{i},{i % 2}\n" for i in range(8)))
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "coterie.cli", "data", "check", os.fsdecode(folder)]
+    command = [sys.executable, "-m", "coterie", "data", "check", os.fsdecode(folder)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert "2 clients, 16 samples" in done.stdout

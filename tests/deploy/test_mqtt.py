@@ -66,7 +66,7 @@ def test_the_same_server_with_other_methods(method: str, machines: Machines) -> 
 @pytest.mark.slow
 def test_as_typed(machines: Machines) -> None:
     """Commands as a user types them, each in a Python of its own."""
-    program = [sys.executable, "-m", "coterie.cli"]
+    program = [sys.executable, "-m", "coterie"]
     data = ("--num-clients", "6", "--local-size", "30", "--test-size", "20")
     begun = [
         subprocess.Popen([*program, "join", "--device", name, "--clients", clients, "--dir", name, *machines.at, *data],

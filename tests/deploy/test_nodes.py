@@ -237,7 +237,7 @@ def test_a_run_resumes(tmp_path: Path) -> None:
         ({"method": "fedpac", "num-clients": "four"}, "run config: num-clients is 'four': it must be a whole number"),
         ({"method": "fedpac", "num-clients": 4, "lambda": 1.0}, "unknown key run config: 'lambda'"),
         ({"method": "fedpac", "num-clients": 4, "resume": True}, "`resume` needs `out`"),
-        ({"method": "fedpac", "num-clients": 4, "schedule": 5}, "schedule is 5: it must be a text"),
+        ({"method": "fedpac", "num-clients": 4, "schedule": 5}, "schedule is 5: it must be text"),
     ],
 )
 def test_wrong_settings(config: dict[str, Any], said: str) -> None:

@@ -153,7 +153,7 @@ def target(fd: Path) -> str:
 
 
 def test_a_cluster_that_is_not_there_is_told_soon() -> None:
-    command = [sys.executable, "-m", "coterie.cli", "run", "fedavg", "--backend", "ray", "--ray-address", "127.0.0.1:1"]
+    command = [sys.executable, "-m", "coterie", "run", "fedavg", "--backend", "ray", "--ray-address", "127.0.0.1:1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 2
     assert "coterie: no Ray cluster answers at 127.0.0.1:1: " in done.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,10 @@ import pytest
 
 from coterie.analysis.significance import Spread
 from coterie.api import Execution
+from coterie.api.progress import unwatched
 from coterie.cli import main
 from coterie.core.errors import CoterieError
 from coterie.data import divide, load
-from coterie.federation import Round
 from coterie.methods import METHODS
 from coterie.papers.leaderboard import BoardFolder, BoardProtocol, jobs_left, read_protocol, run_board, summary
 from coterie.papers.leaderboard.cells import BoardCircumstances, BoardJob, run_cell
@@ -69,10 +68,6 @@ def copied(made: Path, tmp_path: Path) -> Path:
 
 def read(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text(encoding="utf-8")))
-
-
-def unwatched(title: str, rounds: int) -> AbstractContextManager[Callable[[Round], None]]:
-    return nullcontext(lambda record: None)
 
 
 # The protocol.

@@ -382,7 +382,7 @@ def test_choosing() -> None:
 
 
 def coterie_command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "coterie.cli", *arguments]
+    command = [sys.executable, "-m", "coterie", *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120, check=False)
 
 

@@ -154,7 +154,7 @@ def test_a_folder_that_is_no_run_or_a_trap(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_the_command_watches_another_process(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "coterie.cli", "watch", str(tmp_path)]
+    command = [sys.executable, "-m", "coterie", "watch", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         assert running.stdout
         port = int(re.findall(r"http://127\.0\.0\.1:(\d+)/", running.stdout.readline())[0])
@@ -187,7 +187,7 @@ def test_a_port_that_is_taken_is_said() -> None:
 
 def test_the_flag(tmp_path: Path) -> None:
     """The page is there while the command runs, and nothing of it is on the standard output."""
-    command = [sys.executable, "-m", "coterie.cli", "run", "local", "--num-clients", "4", "--local-size", "40",
+    command = [sys.executable, "-m", "coterie", "run", "local", "--num-clients", "4", "--local-size", "40",
                "--test-size", "20", "--processes", "1", "--model", "linear", "--rounds", "400", "--json",
                "--watch", "0", "--out", str(tmp_path / "r")]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
@@ -212,7 +212,7 @@ def test_the_flag_with_a_port_that_is_taken_leaves_nothing(tmp_path: Path) -> No
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        command = [sys.executable, "-m", "coterie.cli", "run", "local", "--rounds", "1", "--watch", port, "--out", "r"]
+        command = [sys.executable, "-m", "coterie", "run", "local", "--rounds", "1", "--watch", port, "--out", "r"]
         done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False)
     assert done.returncode == 2
     assert "choose another port" in done.stderr

@@ -28,7 +28,7 @@ def begin(*arguments: str | Path) -> subprocess.Popen[str]:
 
 
 def begin_with(before: list[str], *arguments: str | Path) -> subprocess.Popen[str]:
-    command = [*before, sys.executable, "-m", "coterie.cli", *map(str, arguments)]
+    command = [*before, sys.executable, "-m", "coterie", *map(str, arguments)]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -109,7 +109,7 @@ def test_a_finished_run_is_not_resumed(whole: Path) -> None:
 def test_a_terminal_that_is_closed(tmp_path: Path) -> None:
     """Its run cannot print any more, and still ends the round and saves."""
     terminal, side = os.openpty()
-    command = [sys.executable, "-m", "coterie.cli", "run", "ditto", *TINY, "--rounds", "500", "--processes", "2"]
+    command = [sys.executable, "-m", "coterie", "run", "ditto", *TINY, "--rounds", "500", "--processes", "2"]
     run = subprocess.Popen(
         ["setsid", "--ctty", "--wait", *command, "--out", tmp_path / "r"], stdin=side, stdout=side, stderr=side,
         text=True, start_new_session=True, env={**os.environ, "TERM": "xterm"},

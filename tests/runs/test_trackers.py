@@ -63,7 +63,7 @@ class Guarded:
         path = os.pathsep.join([str(self.folder), os.environ.get("PYTHONPATH", "")])
         own = {"GUARD": str(self.folder), "HOME": str(self.folder), "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         return subprocess.Popen(
-            [sys.executable, "-m", "coterie.cli", *map(str, arguments)],
+            [sys.executable, "-m", "coterie", *map(str, arguments)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
             env=kept | proxies | {k.lower(): v for k, v in proxies.items()} | own,
         )  # fmt: skip

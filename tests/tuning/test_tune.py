@@ -350,11 +350,11 @@ def test_ten_kills(search: str, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     more = ["--search", search, "--over", "lr=0.01,0.02,0.05,0.1", "--eta", "2", "--rounds", "150"]
     start = time.monotonic()
-    subprocess.run([sys.executable, "-m", "coterie.cli", *asked(whole, *more)], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "coterie", *asked(whole, *more)], check=True, capture_output=True)
     long = time.monotonic() - start
     while not (cut / "tuned.json").exists():
         process = subprocess.Popen(
-            [sys.executable, "-m", "coterie.cli", *asked(cut, *more)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            [sys.executable, "-m", "coterie", *asked(cut, *more)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
         try:
             process.communicate(timeout=draw.uniform(0.15, 0.35) * long if kills < 10 else None)

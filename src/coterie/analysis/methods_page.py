@@ -10,6 +10,7 @@ from dataclasses import fields
 from coterie.analysis.catalogue import CLIENTS, MethodEntry, entries, message
 from coterie.analysis.choosing import NEEDS, derived, grouped
 from coterie.analysis.citations import bibtex
+from coterie.analysis.tables import clean
 from coterie.core.families import DERIVED, DESIGNED, FAMILIES, SITUATIONS
 from coterie.federation.history import POINTS
 
@@ -102,7 +103,7 @@ def message_rows(e: MethodEntry, way: str) -> Iterator[str]:
     for name, typed, comment in declared:
         if name in getattr(e.traffic, way):
             plain = re.sub(r"Annotated\[(\w+), .*\]| \| tuple\[\(\)\]| = .*", r"\1", typed.strip())
-            yield f"| {way} | `{name}` | `{plain}` | {cell(comment.strip())} |"
+            yield f"| {way} | `{name}` | `{plain}` | {clean(comment.strip())} |"
 
 
 def suited(e: MethodEntry) -> list[str]:
@@ -116,11 +117,7 @@ def settings(e: MethodEntry) -> Iterator[str]:
     own = [f for f in fields(e.method) if f.name != "train"]
     if own:
         yield from ("", "| setting | default | what it is |", "|---|---|---|")
-        yield from (f"| `{f.name}` | {f.default} | {cell(f.metadata.get('help', ''))} |" for f in own)
-
-
-def cell(text: str) -> str:
-    return text.replace("|", "\\|")
+        yield from (f"| `{f.name}` | {f.default} | {clean(f.metadata.get('help', ''))} |" for f in own)
 
 
 def words(names: tuple[str, ...]) -> str:

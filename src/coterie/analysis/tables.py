@@ -65,10 +65,12 @@ def filled(table: TextTable) -> TextTable:
     return table._replace(header=[table.header[at] for at in shown], rows=rows, bold=frozenset()) if rows else table
 
 
-def markdown(table: TextTable) -> str:
-    def clean(text: str) -> str:
-        return text.replace("|", "\\|")
+def clean(text: str) -> str:
+    """The text of a Markdown cell."""
+    return text.replace("|", "\\|")
 
+
+def markdown(table: TextTable) -> str:
     def line(cells: Sequence[str]) -> str:
         return f"| {' | '.join(cells)} |"
 

@@ -14,7 +14,7 @@ from coterie.api.data import VARY, DataSettings, load_clients
 from coterie.api.settings import GROUPS, elsewhere, names, nearest
 from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError, unknown
-from coterie.core.validation import fitting, load_yaml
+from coterie.core.validation import fitting, read_yaml
 from coterie.execution.choice import Execution
 
 BOTH: dict[str, Any] = {  # key -> type; `data` and `backend` may also be mappings of their settings
@@ -71,14 +71,7 @@ def load_config(path: str | Path) -> dict[str, Any]:
 
 def read(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file."""
-    try:
-        content = load_yaml(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CoterieError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise CoterieError(f"{path} is not UTF-8 text") from None
-    except CoterieError as error:
-        raise CoterieError(f"{path}: {error}") from None
+    content: Any = read_yaml(path, lambda content: content)
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise CoterieError(f"{path}: a configuration maps names of settings to values, such as `rounds: 100`")
     return content
@@ -172,7 +165,7 @@ def typed(where: str, value: Any, hint: Any) -> Any:
 
 
 def number(value: Any) -> Any:
-    """YAML takes 1e-3 for a text."""
+    """YAML reads 1e-3 as text."""
     try:
         return float(value) if isinstance(value, str) and "e" in value.lower() else value
     except ValueError:

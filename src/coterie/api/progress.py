@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from html import escape
 from typing import Any, Protocol
 
@@ -15,6 +16,11 @@ from coterie.analysis.terminal import console
 from coterie.federation import Round
 
 errors = Console(stderr=True)
+Watching = Callable[[str, int], AbstractContextManager[Callable[[Round], None]]]  # title, rounds -> observer
+
+
+def unwatched(title: str, rounds: int) -> AbstractContextManager[Callable[[Round], None]]:
+    return nullcontext(lambda record: None)
 
 
 class Watcher(Protocol):

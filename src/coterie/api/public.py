@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from torch import nn
 
 from coterie.api.existing import prepared
 from coterie.api.interrupting import interruptible
-from coterie.api.progress import progress_bar
+from coterie.api.progress import progress_bar, unwatched
 from coterie.api.result import Result
 from coterie.api.running import execute
 from coterie.api.settings import GROUPS, SETTINGS, merged
@@ -200,7 +199,7 @@ def run(
             out=place.folder,
             resume=place.resume,
             watch=watch or (lambda record: None),
-            watching=progress_bar if progress else lambda title, rounds: nullcontext(lambda record: None),
+            watching=progress_bar if progress else unwatched,
             track=track,
             show=show or (lambda line: None),
             head=head,

@@ -10,8 +10,6 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from coterie.analysis.plots import draw_curves
 from coterie.analysis.tables import frame
 from coterie.core.data import FederatedData
@@ -20,19 +18,18 @@ from coterie.core.metric_scale import MetricScale
 from coterie.core.names import client_name, client_number
 from coterie.core.wrapper import lasting
 from coterie.execution import Backend, LocalBackend
-from coterie.federation.finals import PERSONAL, FinalMetrics
+from coterie.federation.finals import PERSONAL
 from coterie.federation.history import POINTS, History, clients_text
 from coterie.federation.trained import TrainedFederation
 from coterie.models.personal import PersonalModel, make_personal_model
 from coterie.models.samples import ModelInfo
 from coterie.runs.checkpoint_files import read_all_records
 from coterie.runs.checksums import RunFiles
-from coterie.runs.config import read_object
 from coterie.runs.describe import portrait
 from coterie.runs.extending import ended_of
 from coterie.runs.folder import Folder
 from coterie.runs.model_files import ModelFiles, client_file, client_form
-from coterie.runs.tables import measures, read_confusion, read_evaluation
+from coterie.runs.tables import measures, read_finals
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -222,13 +219,6 @@ def reloaded(path: Path, backend: Backend, privacy: Mapping[str, Any] | None, co
             states[client] = files.filled(client_file(client, backend.num_clients - 1), form)["state"]
         states.settle()
     server = files.filled("server.safetensors", server)
-    run_files, task = RunFiles(path), model.task
-    scales, finals = tuple(metric.scale for metric in task.metrics), None
-    if (path / "evaluation.csv").exists():
-        confusion = read_object(run_files.read("result.json")).get("confusion")
-        values = read_evaluation(run_files.read("evaluation.csv"), scales)
-        cells = read_confusion(run_files.read("confusion.csv")) if (path / "confusion.csv").exists() else None
-        tables = (None if table is None else torch.tensor(table) for table in (confusion, cells))
-        finals = FinalMetrics(scales, values, *tables)
+    finals = read_finals(path, tuple(metric.scale for metric in model.task.metrics))
     about: dict[str, Any] = {"privacy": privacy, "finals": finals, "config": config, "folder": path}
     return Result(method, model, data, server, states, history, **about)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from coterie.api.data import load_clients
 from coterie.api.interrupting import INTERRUPTED, Interrupted, InterruptibleEnding
 from coterie.api.methods import About, choose
 from coterie.api.opening import opening
+from coterie.api.progress import Watching, unwatched
 from coterie.api.result import Result, reloaded
 from coterie.core import tree
 from coterie.core.batchnorm import AVERAGED, keep_norms
@@ -41,7 +41,6 @@ from coterie.runs.stopping import Stopped, stoppable
 from coterie.runs.trackers import Tracker, Tracking, make_trackers
 
 log = logging.getLogger("coterie")
-Watching = Callable[[str, int], AbstractContextManager[Callable[[Round], None]]]  # of a title and a number of rounds
 
 
 def execute(
@@ -53,7 +52,7 @@ def execute(
     out: str | Path | None = None,
     resume: bool = False,
     watch: Callable[[Round], None] = lambda record: None,
-    watching: Watching = lambda title, rounds: nullcontext(lambda record: None),
+    watching: Watching = unwatched,
     show: Callable[[str], None] = lambda line: None,
     track: str | Sequence[str] = (),
     head: str | None = None,

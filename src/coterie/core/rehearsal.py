@@ -15,13 +15,12 @@ from coterie.core.batch import Data
 from coterie.core.data import Transform
 from coterie.core.errors import CoterieError
 from coterie.core.forward import attention_for_vmap
-from coterie.core.method import Census, Method
+from coterie.core.method import AnyMethod, Census
 from coterie.core.model import Model, Weights
 from coterie.core.sharing import check_kept, norm_names, other_choice
 from coterie.core.user_code import failure, users_lines
 from coterie.core.wrapper import Around, innermost
 
-AnyMethod = Method[Any, Any, Any, Any]
 SAMPLES = (4, 2)  # of two clients
 
 

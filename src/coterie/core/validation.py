@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from functools import cache
 from numbers import Integral, Real
-from typing import Any, NamedTuple, Self
+from pathlib import Path
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 
@@ -36,6 +37,7 @@ LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "high": ("at most", operator.le),
     "below": ("below", operator.lt),
 }
+T = TypeVar("T")
 MOST_LETTERS = 2**18  # of a YAML file
 ALIKE = 0.7  # similarity from which an unknown key is taken for a misspelled missing one
 
@@ -70,6 +72,21 @@ def load_yaml(text: str) -> Any:
         line = getattr(getattr(error, "problem_mark", None), "line", None)
         where = "" if line is None else f", line {line + 1}"
         raise CoterieError(f"not YAML{where}: {getattr(error, 'problem', None) or error}") from None
+
+
+def read_yaml(path: Path, interpret: Callable[[Any], T]) -> T:
+    """The content of a YAML file, as `interpret` returns it. All errors name the file."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(4 * MOST_LETTERS + 1).decode()
+    except OSError as error:
+        raise CoterieError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise CoterieError(f"{path}: is not UTF-8 text") from None
+    try:
+        return interpret(load_yaml(text))
+    except CoterieError as error:
+        raise CoterieError(f"{path}: {error}") from None
 
 
 class Limits(NamedTuple):
@@ -136,7 +153,7 @@ def fitting(where: str, value: Any, kind: Any, limits: Limits | None = None) -> 
             return within(where, value, limits) if limits else float(value)
     elif isinstance(origin, type) and isinstance(value, origin) and not (kind is int and isinstance(value, bool)):
         return within(where, value, limits) if limits else value
-    hint = " (YAML takes 5e-4 for a text: write 0.0005)" if kind is float and isinstance(value, str) else ""
+    hint = " (YAML reads 5e-4 as text: write 0.0005)" if kind is float and isinstance(value, str) else ""
     raise CoterieError(f"{where} is {value!r:.60}: it must be {WORDS.get(origin, kind)}{hint}")
 
 

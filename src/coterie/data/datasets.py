@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from coterie.core.errors import CoterieError, unknown
+from coterie.core.names import spelling
 from coterie.data import domains, heart, presidents
 from coterie.data import image_datasets as images
 from coterie.data.dataset import Dataset
@@ -191,12 +192,8 @@ DATASETS: dict[str, Source] = {
 }
 
 
-def plain(name: str) -> str:
-    return "".join(letter for letter in name.lower() if letter.isalnum())
-
-
 ALIASES = {
-    **{plain(name): name for name in DATASETS},
+    **{spelling(name): name for name in DATASETS},
     "fmnist": "fashion-mnist",
     "fmnistsmall": "fashion-mnist-small",
     "emnistbyclass": "emnist",
@@ -208,13 +205,13 @@ ALIASES = {
 
 def known_as(name: str) -> str:
     """The name of a dataset in DATASETS, from any spelling."""
-    if plain(name) not in ALIASES:
+    if spelling(name) not in ALIASES:
         raise unknown("dataset", name, DATASETS)
-    return ALIASES[plain(name)]
+    return ALIASES[spelling(name)]
 
 
 def is_known(name: str) -> bool:
-    return plain(name) in ALIASES
+    return spelling(name) in ALIASES
 
 
 def load(name: str, data_dir: str | os.PathLike[str] | None = None, resize: int | None = None) -> Dataset:

@@ -105,8 +105,8 @@ class Terms:
 
 
 def hello(device: str, data: FederatedData, ids: tuple[int, ...], tell_classes: bool = False) -> Hello:
-    told = tell_classes and data.classes > 0
-    counts = data.train.class_counts(data.classes).tolist() if told else [[n] for n in data.train.sizes]
+    by_class = tell_classes and data.classes > 0
+    counts = data.train.class_counts(data.classes).tolist() if by_class else [[n] for n in data.train.sizes]
     held = [None] * len(ids) if data.validation is None else data.validation.sizes
     names = [readable(name) for name in data.client_names] or [""] * len(ids)
     rows = zip(ids, counts, data.test.sizes, held, names, strict=True)

@@ -10,7 +10,6 @@ Answers count against the budget whether or not the server received them.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
@@ -27,6 +26,7 @@ from coterie.privacy import Protection, merged
 from coterie.privacy.accountant import Spent, best_accountant, epsilon
 from coterie.privacy.private_sgd import CUT
 from coterie.runs.disk import whole, writing
+from coterie.runs.model_files import sha256
 
 log = logging.getLogger("coterie")
 DELTA = 1e-5
@@ -90,7 +90,7 @@ class PrivacyRecord:
                     return self._stored_answer(client, entry, header)
             self.budget.check(header, entries, cost)
             answer = make()
-            entry = RecordedAnswer(*where, header.made, digest(answer), tuple(cost))
+            entry = RecordedAnswer(*where, header.made, sha256(answer), tuple(cost))
             self._store(client, entry, answer)
             self._write(client, [*entries, entry])
             return answer
@@ -112,7 +112,7 @@ class PrivacyRecord:
             return []
         try:
             content = json.loads(path.read_bytes())
-            if content["sha256"] != digest(encoded(content["answers"])):
+            if content["sha256"] != sha256(encoded(content["answers"])):
                 raise ValueError("checksum mismatch")
             return [
                 RecordedAnswer._make([*row[:5], tuple(Spent(*part) for part in row[5])]) for row in content["answers"]
@@ -129,7 +129,7 @@ class PrivacyRecord:
             )
         path = self._answer_path(client, entry)
         answer = path.read_bytes() if path.exists() else b""
-        if digest(answer) != entry.answer:
+        if sha256(answer) != entry.answer:
             raise RequestFailed("it already answered this request, and the stored answer is gone")
         return answer
 
@@ -147,7 +147,7 @@ class PrivacyRecord:
         rows = [[*entry[:5], [list(part) for part in entry.spent]] for entry in entries]
         path = self._path(client)
         with whole(path) as part:
-            part.write_text(json.dumps({"answers": rows, "sha256": digest(encoded(rows))}))
+            part.write_text(json.dumps({"answers": rows, "sha256": sha256(encoded(rows))}))
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -169,10 +169,6 @@ class PrivacyRecord:
     def _answer_path(self, client: int, entry: RecordedAnswer) -> Path:
         name = f"answer-{entry.kind}-{entry.round}-{entry.request[:16]}.bin"
         return federation_folder(self.folder, entry.federation) / f"client-{client}" / name
-
-
-def digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 def encoded(rows: Any) -> bytes:

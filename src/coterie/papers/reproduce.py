@@ -8,7 +8,6 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -17,11 +16,11 @@ import torch
 
 from coterie.api import VARY, Execution, execute, ready
 from coterie.api.interrupting import INTERRUPTED
+from coterie.api.progress import Watching, unwatched
 from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.names import spelling
 from coterie.data import divide, federate, is_available, load, transform
-from coterie.federation import Round
 from coterie.papers.recipes import Plan, Recipe, RecipeRow, Value
 from coterie.papers.results import Found, Shelf, Unwritable, committed, describe, hardware, outcome
 from coterie.runs.jobs import KEPT, Failures, JobSpec, side_by_side
@@ -29,7 +28,6 @@ from coterie.runs.stopping import Stopped
 
 LONG = 100  # rounds from which a trial is worth its time
 OVER = "--max-time is over"
-Watching = Callable[[str, int], AbstractContextManager[Callable[[Round], None]]]  # title, rounds -> observer
 
 
 class OutOfTime(CoterieError):
@@ -141,7 +139,7 @@ def reproduce(
         failures = one_by_one(todo, partial(timely, partial(work, watching=watching)))
     else:
         tasks = [JobSpec(cell.title, cell) for cell in todo]
-        failures = side_by_side(tasks, partial(timely, partial(unwatched, work)), jobs, say)
+        failures = side_by_side(tasks, partial(timely, partial(in_its_process, work)), jobs, say)
     if over(deadline):
         say(f"{OVER}; the same command continues")
     return [*missing.values(), *failures]
@@ -201,9 +199,9 @@ def timely(work: Callable[[T], Any], cell: T) -> Any:
         return f"{OVER}: {late}"
 
 
-def unwatched(work: Callable[..., dict[str, Any]], cell: Training) -> str:
+def in_its_process(work: Callable[..., dict[str, Any]], cell: Training) -> str:
     """Train in a separate process; returns its numbers as in the table."""
-    content, recipe = work(cell, watching=lambda title, rounds: nullcontext(lambda record: None)), cell.recipe
+    content, recipe = work(cell, watching=unwatched), cell.recipe
     scores = {
         measure: outcome(content, recipe.point(cell.row, measure), recipe.report, average)
         for measure, average in recipe.averages.items()

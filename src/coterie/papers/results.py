@@ -38,8 +38,8 @@ class Unwritable(CoterieError):
     """The folder of results cannot be written."""
 
 
-class Shelf:
-    """A folder of results. A training with a result is not run again, for any recipe."""
+class ResultFolder:
+    """A folder of result files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -51,6 +51,10 @@ class Shelf:
             check_tree(self.folder)
         except OSError as error:
             raise CoterieError(f"cannot create the folder {self.folder}: {error.strerror}") from None
+
+
+class Shelf(ResultFolder):
+    """A folder of results. A training with a result is not run again, for any recipe."""
 
     def find(self, plan: Plan, seed: int) -> dict[str, Any] | None:
         """The result of this training. Settings added since it was made count as their defaults."""

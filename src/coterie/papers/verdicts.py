@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from coterie.analysis.significance import Spread, student
-from coterie.core.validation import MappingReader, load_yaml
+from coterie.core.validation import MappingReader, read_yaml
 from coterie.papers.recipes import Published
 
 MET, OFF, UNDECIDED, NOT_RUN, REDUCED = "met", "off", "undecided", "not run", "reduced"
@@ -53,7 +53,7 @@ class Reproduced(NamedTuple):
 @cache
 def measured_noise() -> Noises:
     """The noise that comes with Coterie."""
-    return read_noise(load_yaml(NOISE.read_text(encoding="utf-8")))
+    return read_yaml(NOISE, read_noise)
 
 
 def read_noise(content: Any) -> Noises:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from coterie.core import random
 from coterie.core.errors import CoterieError, unknown
-from coterie.core.method import Method
+from coterie.core.method import AnyMethod
 from coterie.core.model import Model
 from coterie.core.validation import check_fields
 from coterie.core.wrapper import innermost
@@ -24,7 +24,6 @@ from coterie.privacy.refusals import verdict
 from coterie.privacy.robust import ONE_FOR_ALL, Robust, lying
 from coterie.privacy.statistics_noise import StatisticsNoise
 
-AnyMethod = Method[Any, Any, Any, Any]
 ROBUST = ("clip", "trimmed", "median", *ONE_FOR_ALL)
 LEVELS = ("client", "sample")
 REPRODUCIBLE = "drawn from the seed of a simulation: it gives no privacy"

@@ -17,11 +17,10 @@ from coterie.core import random, tree
 from coterie.core.batch import Data
 from coterie.core.data import Transform
 from coterie.core.errors import CoterieError
-from coterie.core.method import Census, Method
+from coterie.core.method import AnyMethod, Census
 from coterie.core.model import Model, make_model
 from coterie.privacy.linear import Axes, WeightField, coefficients, columns, stand_in
 
-AnyMethod = Method[Any, Any, Any, Any]
 SIZES = (1.0, 1e3)  # of random weights; clipping at some norm is not linear
 ERROR, EFFECT = 1e-7, 1e-4  # of decrypted weights, and the largest effect that is accepted
 

@@ -16,13 +16,12 @@ from torch import Tensor
 
 from coterie.core import random, tree
 from coterie.core.batch import Batch, Data, Epoch
-from coterie.core.method import Census, Method
+from coterie.core.method import AnyMethod, Census
 from coterie.core.training import LocalTraining
 from coterie.core.tree import Tree
 from coterie.privacy.examine import close_to, tiny_model, tiny_samples
 from coterie.privacy.updates import SIZES
 
-AnyMethod = Method[Any, Any, Any, Any]
 CLIENTS = torch.tensor([0, 2])  # of three
 FAILED = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
 

@@ -6,6 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,10 @@ from coterie.core import random
 from coterie.core.metric_scale import MetricScale
 from coterie.execution import Scores
 from coterie.federation import History, Round, Settings
+from coterie.federation.finals import FinalMetrics
 from coterie.federation.history import POINTS, Summary
+from coterie.runs.checksums import RunFiles
+from coterie.runs.config import read_object
 
 PHASES = ("send", "train", "receive", "evaluate", "finish")
 COLUMNS = ["round", "participants", "left_out", "bytes_up", "bytes_down", *(f"seconds_{phase}" for phase in PHASES)]
@@ -44,7 +48,7 @@ class Score(NamedTuple):
 
 
 class ClientTable(NamedTuple):
-    """What clients.csv says of the test split."""
+    """The test split in clients.csv."""
 
     last: dict[str, list[Score]]  # point -> scores in the last round in which it was measured
     measured: dict[str, int]  # point -> that round
@@ -177,11 +181,22 @@ def add_clients(table: ClientTable, rows: Iterable[Mapping[str, str]], metric: M
 
 
 def read_evaluation(content: bytes, scales: Sequence[MetricScale]) -> dict[str, Tensor]:
-    """What evaluation.csv says: model -> (m, M) values of these metrics, NaN where undefined."""
+    """The content of evaluation.csv: model -> (m, M) values of these metrics, NaN where undefined."""
     found: dict[str, list[list[float]]] = {}
     for row in rows_of(content):
         found.setdefault(row["model"], []).append([float(row[scale.name] or "nan") for scale in scales])
     return {model: torch.tensor(values, dtype=torch.float64) for model, values in found.items()}
+
+
+def read_finals(path: Path, scales: tuple[MetricScale, ...]) -> FinalMetrics | None:
+    """What the run in this folder measured after its last round; None if it did not."""
+    if not (path / "evaluation.csv").exists():
+        return None
+    files = RunFiles(path)
+    confusion = read_object(files.read("result.json")).get("confusion")
+    cells = read_confusion(files.read("confusion.csv")) if (path / "confusion.csv").exists() else None
+    tables = (None if table is None else torch.tensor(table) for table in (confusion, cells))
+    return FinalMetrics(scales, read_evaluation(files.read("evaluation.csv"), scales), *tables)
 
 
 def read_client_metrics(content: bytes) -> ClientMetrics:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from torch import nn
 from coterie.analysis.lookup import described
 from coterie.api import About, Execution, choose, execute, fingerprint, load_clients, make_method, method_name
 from coterie.api.arguments import check_arguments
+from coterie.api.comparing import seeds_from
+from coterie.api.progress import Watching, unwatched
 from coterie.api.variations import Candidate, shown
 from coterie.core import tree
 from coterie.core.data import FederatedData
@@ -34,7 +36,7 @@ from coterie.tuning.adaptive import Adaptive, optuna_version
 from coterie.tuning.schedule import Job, Schedule, SearchBudget, Stage, Stages, Trial, halving
 from coterie.tuning.space import ADAPTIVE, TRIALS, candidates, check_search, corners, read_space
 from coterie.tuning.standings import Standing, Tuned, ranked, untried
-from coterie.tuning.trials import SearchTask, Trials, Watching, train, without_test
+from coterie.tuning.trials import SearchTask, Trials, train, without_test
 
 VALIDATION = 0.2  # share of each client's training samples
 
@@ -60,7 +62,7 @@ def tune(
     model_args: Mapping[str, Any] | None = None,
     train_only: str | None = None,
     protocol: str = "pac",
-    watching: Watching = lambda title, rounds: nullcontext(lambda record: None),
+    watching: Watching = unwatched,
     config: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Tuned:
@@ -166,12 +168,6 @@ def check(task: SearchTask, tried: Sequence[Candidate]) -> None:
             task.chosen(candidate)
         except CoterieError as error:
             raise CoterieError(f"{shown(candidate)}: {error}") from None
-
-
-def seeds_from(first: int, seeds: int) -> range:
-    if seeds < 1:
-        raise CoterieError(f"seeds must be at least 1, got {seeds}")
-    return range(first, first + seeds)
 
 
 def budget(rounds: int | None, minutes: float | None) -> SearchBudget:

@@ -8,7 +8,6 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from coterie.api import About, Execution, choose, describe, make_network, place
+from coterie.api.progress import Watching
 from coterie.api.variations import Candidate, shown
 from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError, Diverged
@@ -23,7 +23,7 @@ from coterie.core.method import AnyMethod
 from coterie.core.model import Model
 from coterie.data.gather import set_aside
 from coterie.execution import LocalBackend
-from coterie.federation import History, Round, Safety, Settings, federate
+from coterie.federation import History, Safety, Settings, federate
 from coterie.federation.newcomers import keep_out
 from coterie.runs.checkpoint import Checkpoints
 from coterie.runs.disk import read_inside, whole, writing
@@ -31,7 +31,6 @@ from coterie.runs.stopping import Stopped
 from coterie.tuning.schedule import BudgetSpent, Job, Trial
 
 log = logging.getLogger("coterie")
-Watching = Callable[[str, int], AbstractContextManager[Callable[[Round], None]]]  # title, rounds -> observer
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import shutil
 import time
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from coterie.analysis.outcomes import title
 from coterie.api import VARY, DataSettings, Execution, execute, find_data
 from coterie.api.interrupting import INTERRUPTED
+from coterie.api.progress import Watching, unwatched
 from coterie.api.result import Result
 from coterie.api.variations import Candidate
 from coterie.core.data import FederatedData
@@ -27,7 +27,7 @@ from coterie.federation.finals import GLOBAL, PERSONAL
 from coterie.federation.history import POINTS
 from coterie.papers.leaderboard.files import SEARCHES, BoardFolder, FileKey
 from coterie.papers.leaderboard.protocol import BASE, Benchmark, BoardProtocol
-from coterie.papers.reproduce import OutOfTime, Watching, over
+from coterie.papers.reproduce import OutOfTime, over
 from coterie.papers.results import committed, hardware
 from coterie.tuning.schedule import SearchBudget, Stage, Stages
 from coterie.tuning.search import about, begun, best_of, check, do_trials, make_task
@@ -108,7 +108,7 @@ def run_cell(
     job: BoardJob,
     folder: BoardFolder,
     where: BoardCircumstances,
-    watching: Watching = lambda title, rounds: nullcontext(lambda record: None),
+    watching: Watching = unwatched,
 ) -> str:
     """Tune a method unless that is done, train it with each seed, and write a file for each. Returns a summary."""
     start, tuning = time.monotonic(), job.tuning

@@ -16,7 +16,7 @@ from coterie.core.errors import CoterieError
 from coterie.core.metric_scale import MetricScale
 from coterie.core.validation import MappingReader
 from coterie.papers.leaderboard.protocol import Benchmark, BoardProtocol
-from coterie.papers.results import Unwritable
+from coterie.papers.results import ResultFolder, Unwritable
 from coterie.runs.disk import check_tree, read_inside, subfolder, whole
 
 SEARCHES = "searches"  # folder of unfinished tunings
@@ -47,19 +47,12 @@ class FileKey(NamedTuple):
 Contents = dict[FileKey, dict[str, Any]]
 
 
-class BoardFolder:
-    """A folder of such files."""
+class BoardFolder(ResultFolder):
+    """Such files."""
 
     def __init__(self, folder: Path, protocol: BoardProtocol) -> None:
-        self.folder, self.protocol = folder, protocol
-
-    def make(self) -> None:
-        """Create the folder now, to fail early."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            check_tree(self.folder)
-        except OSError as error:
-            raise CoterieError(f"cannot create the folder {self.folder}: {error.strerror}") from None
+        super().__init__(folder)
+        self.protocol = protocol
 
     def load(self) -> Contents:
         """All files, each valid, and all of this protocol."""

@@ -18,7 +18,7 @@ from coterie.api import VARY, make_method
 from coterie.api.variations import Candidate
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.method import AnyMethod
-from coterie.core.validation import MOST_LETTERS, MappingReader, fitting, load_yaml
+from coterie.core.validation import MappingReader, fitting, read_yaml
 from coterie.data import PARTITIONS
 from coterie.methods import METHODS
 from coterie.papers.recipes import Plan, Recipe, RecipeRow
@@ -169,15 +169,7 @@ def recipe_of(changes: dict[str, Any], name: str = "leaderboard") -> Recipe:
 
 
 def read_protocol(path: Path = OWN) -> BoardProtocol:
-    try:
-        with path.open("rb") as file:
-            text = file.read(4 * MOST_LETTERS + 1).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise CoterieError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    try:
-        return parsed(load_yaml(text))
-    except CoterieError as error:
-        raise CoterieError(f"{path}: {error}") from None
+    return read_yaml(path, parsed)
 
 
 def parsed(document: Any) -> BoardProtocol:

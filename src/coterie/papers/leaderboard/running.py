@@ -9,11 +9,12 @@ from functools import partial
 
 from coterie.analysis.outcomes import title
 from coterie.api import Execution, execute, ready
+from coterie.api.progress import Watching
 from coterie.core.errors import CoterieError
 from coterie.papers.leaderboard.cells import BoardCircumstances, BoardJob, run_cell
 from coterie.papers.leaderboard.files import BoardFolder, Contents, FileKey
 from coterie.papers.leaderboard.protocol import Benchmark, BoardProtocol
-from coterie.papers.reproduce import OVER, Watching, duration, missing_data, one_by_one, timely
+from coterie.papers.reproduce import OVER, duration, missing_data, one_by_one, timely
 from coterie.runs.jobs import JobSpec, side_by_side
 
 

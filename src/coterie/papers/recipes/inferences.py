@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from coterie.core.errors import CoterieError, unknown
-from coterie.core.validation import MappingReader, fitting, load_yaml
+from coterie.core.validation import MappingReader, fitting, read_yaml
 
 FITTED = "fitted"
 READINGS = {  # by the weakest link among everything that decides a row's number
@@ -52,10 +52,7 @@ Inferences = dict[str, Inference]
 @cache
 def shared() -> Inferences:
     """The inferences of Coterie's own recipes."""
-    try:
-        return read_inferences("", load_yaml(SHARED.read_text(encoding="utf-8")))
-    except CoterieError as error:
-        raise CoterieError(f"{SHARED}: {error}") from None
+    return read_yaml(SHARED, partial(read_inferences, ""))
 
 
 def read_inferences(where: str, content: Any) -> Inferences:

@@ -17,7 +17,7 @@ from coterie.api import VARY, method_name
 from coterie.api.protocols import PROTOCOLS
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.training import LocalTraining
-from coterie.core.validation import MOST_LETTERS, MappingReader, fitting, load_yaml
+from coterie.core.validation import MappingReader, fitting, read_yaml
 from coterie.data import DATASETS, PARTITIONS
 from coterie.federation import Settings
 from coterie.federation.history import POINTS
@@ -72,15 +72,7 @@ def find(name: str) -> Recipe:
 
 
 def read_recipe(path: Path) -> Recipe:
-    try:
-        with path.open("rb") as file:
-            text = file.read(4 * MOST_LETTERS + 1).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise CoterieError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    try:
-        return replace(parse(load_yaml(text), path.stem), path=path)
-    except CoterieError as error:
-        raise CoterieError(f"{path}: {error}") from None
+    return replace(read_yaml(path, lambda document: parse(document, path.stem)), path=path)
 
 
 def parse(document: Any, stem: str) -> Recipe:

@@ -1,3 +1,0 @@
-from coterie.cli import main
-
-main()
