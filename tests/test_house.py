@@ -18,6 +18,8 @@ MODULES = sorted(SRC.rglob("*.py"))
 PAGES = [ROOT / "README.md", ROOT / "README.zh.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 OF_EVERY_METHOD = {"Server", "State", "Down", "Up"}
 MOST_LINES = 300
+VAGUE = {"utils", "util", "common", "helpers", "misc", "around", "hope", "parts", "terms", "member", "own", "given"}
+WORDS = r"\b(?:told|nobody|anew|beside|meanwhile|thereof|mended|lest|whosoever|hoped|in vain|is no more)\b"  # literary
 
 
 def folders() -> set[str]:
@@ -68,6 +70,40 @@ def test_a_class_name_means_one_thing() -> None:
 def test_modules_are_short() -> None:
     long = [path for path in MODULES if len(path.read_text(encoding="utf-8").splitlines()) > MOST_LINES]
     assert [str(path.relative_to(SRC)) for path in long] == []
+
+
+def test_names_of_modules_say_what_they_hold() -> None:
+    assert [str(path.relative_to(SRC)) for path in MODULES if path.stem in VAGUE or path.parent.name in VAGUE] == []
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
+    assert [str(path.relative_to(SRC)) for path, tree in trees.items() if not ast.get_docstring(tree)] == []
+
+
+def test_only_methods_import_a_method_by_its_module() -> None:
+    """A method is looked up by its name: what is particular to it lives in its file or folder."""
+    importing = [
+        str(path.relative_to(SRC))
+        for path in MODULES
+        if not path.is_relative_to(SRC / "methods")
+        and re.search(r"coterie\.methods\.\w", path.read_text(encoding="utf-8"))
+    ]
+    assert importing == []
+
+
+def test_run_folders_are_read_in_one_place() -> None:
+    """Through coterie.runs; PFLlib's folders have a config.json, too."""
+    reading = re.compile(
+        r"""(?:/ |read\()["'](?:config\.json|result\.json|metrics\.csv|clients\.csv|evaluation\.csv)["']"""
+    )
+    found = {str(path.relative_to(SRC)) for path in MODULES if reading.search(path.read_text(encoding="utf-8"))}
+    assert {name for name in found if not name.startswith("runs/")} == {"data/user/arrays.py"}
+
+
+def test_plain_words() -> None:
+    found = {path: re.findall(WORDS, path.read_text(encoding="utf-8"), re.I) for path in [*MODULES, *PAGES]}
+    assert {str(path.relative_to(ROOT)): words for path, words in found.items() if words} == {}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -245,6 +245,28 @@ def test_no_help_says_usually(command: str, capsys: pytest.CaptureFixture[str]) 
     assert "the protocol decides" not in told
 
 
+def test_usage_of_a_command_with_many_flags_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for command, usage in (
+        ("run", "coterie run [options] [METHOD]"),
+        ("recipes", "coterie recipes [-h] [--data-dir FOLDER] [--json] [WORD ...]"),
+        ("predict", "coterie predict --client NAME|NUMBER [options] RUN FILE [FILE ...]"),
+    ):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        assert capsys.readouterr().out.split("\n\n")[0] == f"usage: {usage}"
+
+
+@pytest.mark.parametrize("command", ["run", "serve", "keys"])
+def test_only_the_module_of_a_command_is_imported(command: str) -> None:
+    script = f"""import sys
+from coterie.cli import GROUPS, make_parser
+make_parser(["{command}"])
+own = {{f"coterie.cli.{{name}}" for modules in GROUPS.values() for name in modules}} & set(sys.modules)
+print(*sorted(own - {{"coterie.cli.train"}}))"""  # other modules share flags with it
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ([] if command == "run" else ["coterie.cli.deploy"])
+
+
 def test_help_does_not_wait_for_torch() -> None:
     script = "import sys; from coterie.cli import make_parser; make_parser([]); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

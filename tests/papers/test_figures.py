@@ -12,10 +12,9 @@ import pytest
 
 from coterie.cli import main
 from coterie.core.errors import CoterieError
-from coterie.papers.figures import figure, write_figures
+from coterie.papers.figures import figure, publish, write_figures
 from coterie.papers.panels import CurvePanel, HeatPanel, seed_curves
 from coterie.papers.panels import panels as panels_of
-from coterie.papers.publication import publish
 from coterie.papers.recipes import Recipe, find, read_recipe, recipes
 from coterie.papers.results import Found
 from tests.browser import Browser

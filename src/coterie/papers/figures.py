@@ -1,7 +1,8 @@
-"""The figure of a recipe as one self-contained SVG file, without matplotlib; publication.py draws those for papers."""
+"""The figure of a recipe: one self-contained SVG file, and where matplotlib is installed PDF and PNG for papers."""
 
 from __future__ import annotations
 
+import importlib.util
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
@@ -11,10 +12,10 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from coterie.analysis import plots
 from coterie.analysis.looks import Look, looks
 from coterie.core.errors import CoterieError
 from coterie.papers.panels import ACCURACY, CurvePanel, HeatPanel, Panels, panels, provenance
-from coterie.papers.publication import available, publish
 from coterie.papers.recipes import Recipe
 from coterie.papers.results import Found
 from coterie.report import charts, heat_maps
@@ -26,6 +27,8 @@ from coterie.runs.disk import whole
 
 MARGIN, GAP, LINE = 20, 18, 20
 LETTER = 7.2  # approximate width of a character
+KEY_INCHES, LETTER_INCHES = 0.55, 0.07  # width of a legend entry for papers: line and gap, each character
+LONGEST = 40  # characters of a name in such a legend
 MADE_OF = "The shade of a cell is the weight of the column client's head in the row client's head"
 
 
@@ -61,7 +64,7 @@ def write_figures(recipe: Recipe, found: Found, folder: Path, rounds: int | None
             part.write_text(text, encoding="utf-8")
     except OSError as error:
         raise CoterieError(f"cannot write {path}: {error.strerror}") from None
-    return [path, *(publish(recipe, found, path.with_suffix("")) if available() else ())]
+    return [path, *(publish(recipe, found, path.with_suffix("")) if importlib.util.find_spec("matplotlib") else ())]
 
 
 def figure(recipe: Recipe, found: Found) -> str | None:
@@ -165,3 +168,42 @@ def fitting(words: str, wide: float) -> str:
     """Truncate to the available width, also for bold text."""
     most = int(wide / (1.15 * LETTER))
     return words if len(words) <= most else f"{words[: most - 1]}…"
+
+
+def publish(recipe: Recipe, found: Found, stem: Path, endings: tuple[str, ...] = (".pdf", ".png")) -> list[Path]:
+    """Draw with matplotlib, with 95 % intervals over seeds, and write `stem` with each ending, atomically.
+
+    Returns no paths if there is nothing to draw.
+    """
+    made = panels(recipe, found)
+    if not made.shown:
+        return []
+    figure, axes = plots.new_figure(-(-len(made.shown) // made.columns), made.columns)
+    for ax, panel in zip(axes, made.shown, strict=False):
+        ax.set_title(panel.name)
+        if isinstance(panel, CurvePanel):
+            plots.curves(ax, panel.curves)
+            ax.set_xlabel(panel.x_name)
+            ax.set_ylabel(panel.y_name)
+        else:
+            plots.heat_map(ax, panel.matrix, panel.labels if any(panel.labels) else [])
+    for ax in axes[len(made.shown) :]:
+        ax.remove()
+    legend = {
+        label: line for ax in axes for line, label in zip(*ax.get_legend_handles_labels(), strict=True)
+    }  # each method once
+    if legend:
+        names = [textwrap.shorten(name, LONGEST, placeholder="…") for name in legend]
+        columns = max(int(figure.get_figwidth() / (KEY_INCHES + LETTER_INCHES * max(map(len, names)))), 1)
+        figure.legend(
+            list(legend.values()), names, loc="outside lower center", ncols=columns, frameon=False, fontsize=8
+        )
+    paths = [stem.with_name(stem.name + ending) for ending in endings]
+    title, origin = f"{recipe.paper}, {recipe.place}", provenance(recipe, made.contents)
+    for path in paths:
+        try:
+            with whole(path) as part:
+                plots.save(figure, part, title, origin, path.suffix.removeprefix("."))
+        except OSError as error:
+            raise CoterieError(f"cannot write {path}: {error.strerror}") from None
+    return paths

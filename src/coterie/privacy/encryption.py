@@ -18,13 +18,13 @@ from torch import Tensor
 from coterie.core import tree
 from coterie.core.batch import Data
 from coterie.core.errors import CoterieError, unknown
-from coterie.core.method import Census
+from coterie.core.method import AnyMethod, Census
 from coterie.core.model import Model
 from coterie.core.tree import Tree
 from coterie.core.validation import check_fields
 from coterie.core.wrapper import Around
 from coterie.privacy import ckks
-from coterie.privacy.examine import AnyMethod, WeightParts, examine
+from coterie.privacy.examine import WeightParts, examine
 from coterie.privacy.keys import CkksKeys, load_public, load_secret, new_keys
 from coterie.privacy.linear import coefficients, columns, stand_in
 from coterie.privacy.sealed import (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +17,10 @@ from coterie.core.task import Task
 from coterie.core.tasks import task_class
 from coterie.data.dataset import Dataset
 from coterie.data.user.coding import check_coding
-from coterie.data.user.gaps import check_values
 from coterie.data.user.inputs import as_input
 from coterie.data.user.labels import MOST_CLASSES, Whole, converted, guessed
 from coterie.data.user.reading import (
+    EXAMPLES,
     OTHER_SHAPE,
     Array,
     Found,
@@ -31,6 +32,7 @@ from coterie.data.user.reading import (
 from coterie.data.user.several_inputs import alike, has_fields, inputs_of, packed
 from coterie.data.user.split import divided_groups, keep_categories, split_parts
 
+GAPS = "missing values; fill them in, or train with --missing median"
 GUESSED = "guessed"  # in the record of a dataset: the task was not named
 
 
@@ -189,3 +191,32 @@ def count_clients(pooled: Pooled, notes: Notes) -> None:
         notes.worth_knowing("client with one class only", f"client {lone} ({pooled.clients[lone]})")
     for k in np.flatnonzero(np.bincount(pairs[1], minlength=len(pooled.classes)) == 0):
         notes.worth_knowing("class without samples", f"class {k} ({pooled.classes[k]})")
+
+
+def check_values(
+    x: Array, columns: tuple[Column, ...], reading: Reading, place: Callable[[int], str], notes: Notes
+) -> tuple[Column, ...]:
+    """Report missing and infinite values. Returns the columns; unnamed ones get names if gaps are filled."""
+    if x.dtype.kind != "f":
+        return columns
+    flat = x.reshape(len(x), -1)
+
+    def describe(i: int) -> str:
+        at = int(np.flatnonzero(~np.isfinite(flat[i]))[0])
+        return f"{place(i)}, column '{columns[at].name}'" if columns else place(i)
+
+    notes.wrong_at("infinite value", np.flatnonzero(np.isinf(flat).any(1)), describe)
+    gaps = np.isnan(flat)
+    if not gaps.any():
+        return columns
+    if x.ndim > 2:
+        notes.wrong_at("missing value; fill it in or leave the sample out", np.flatnonzero(gaps.any(1)), place)
+    elif reading.missing == "refuse":
+        for at in np.flatnonzero(gaps.any(0)).tolist():
+            name = columns[at].name if columns else str(at)
+            rows = np.flatnonzero(gaps[:, at])
+            notes.wrong(GAPS, f"column '{name}': {len(rows):,} missing, the first in {place(int(rows[0]))}")
+        notes.problems[GAPS].examples = notes.problems[GAPS].examples[:EXAMPLES]
+    elif not columns:
+        columns = tuple(Column(f"x{i}") for i in range(x.shape[1]))
+    return columns

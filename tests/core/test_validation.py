@@ -1,4 +1,4 @@
-"""Ranges of settings: declared in the metadata of their fields, checked wherever a dataclass is constructed."""
+"""Settings: types and ranges that fields declare, checked wherever a dataclass is constructed, and how they print."""
 
 from __future__ import annotations
 
@@ -42,6 +42,12 @@ def outside(f: Field[Any]) -> list[float]:
 
 
 FIELDS = [(name, f) for name, kind in METHODS.items() for f in numeric(kind)]
+
+
+def test_settings_print_what_differs_from_the_defaults() -> None:
+    assert repr(FedAvg()) == "FedAvg()"
+    assert repr(Settings(rounds=200, seed=3)) == "Settings(seed=3)"
+    assert repr(FedAvg(train=LocalTraining(lr=0.5))) == "FedAvg(train=LocalTraining(lr=0.5))"
 
 
 @pytest.mark.parametrize(("name", "f"), FIELDS, ids=[f"{name}-{f.name}" for name, f in FIELDS])
