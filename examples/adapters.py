@@ -43,12 +43,26 @@ class Plan:
     patch: int = 4
     epochs: int = 60  # of pretraining
     batch: int = 512
+    local_size: int = 600  # training samples of a client
     rounds: int = 30
     local_epochs: int = 2
     rank: int = 8
+    processes: int | None = None  # of clients on a CPU; None: one per core
 
 
-QUICK = Plan("fashion-mnist-small", "fashion-mnist-small", 3, depth=1, patch=14, epochs=1, rounds=1, local_epochs=1)
+QUICK = Plan(
+    "fashion-mnist-small", "fashion-mnist-small", 3, depth=1, patch=14, epochs=1, local_size=40, rounds=1,
+    local_epochs=1,
+)  # fmt: skip
+FLAGS = {
+    "depth": "layers of the network; default: 6",
+    "patch": "side of a patch in pixels; default: 4",
+    "epochs": "epochs of pretraining; default: 60",
+    "batch": "batch size of pretraining; default: 512",
+    "local_size": "training samples of a client; default: 600",
+    "rounds": "communication rounds; default: 30",
+    "processes": "processes on a CPU; default: one per core",
+}
 
 
 @dataclass(frozen=True)
@@ -122,7 +136,7 @@ def personalized(arm: Arm, plan: Plan, network: nn.Module, data: FederatedData, 
     start = time.perf_counter()
     result = coterie.run(
         arm.method, data, adapted, rounds=plan.rounds, optimizer="adamw", lr=arm.lr, local_epochs=plan.local_epochs,
-        backend=coterie.Execution(device=device), progress=False,
+        backend=coterie.Execution(device=device, processes=plan.processes), progress=False,
     )  # fmt: skip
     trained = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
     name, point = next(iter(result.method.results.items()))
@@ -144,15 +158,17 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--data", metavar="FOLDER", help="folder with cifar10 and cifar100")
     parser.add_argument("--quick", action="store_true", help="a smoke test on data that ships with Coterie")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--epochs", type=int, help="epochs of pretraining; default: 60")
-    parser.add_argument("--rounds", type=int, help="communication rounds; default: 30")
+    for name, says in FLAGS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help=says)
     parser.add_argument("--out", type=Path, help="JSON file to write; default: print")
     given = parser.parse_args(argv)
-    named = {name: getattr(given, name) for name in ("epochs", "rounds") if getattr(given, name) is not None}
+    named = {name: getattr(given, name) for name in FLAGS if getattr(given, name) is not None}
     plan = Plan(**{**asdict(QUICK if given.quick else Plan()), **named})
     torch.manual_seed(0)
-    sizes = {"local_size": 40, "test_size": 20} if given.quick else {}
-    data = coterie.load_clients(plan.federated, num_clients=plan.clients, data_dir=given.data, **sizes)
+    data = coterie.load_clients(
+        plan.federated, num_clients=plan.clients, data_dir=given.data, local_size=plan.local_size,
+        test_size=plan.local_size // 2,
+    )  # fmt: skip
     start = time.perf_counter()
     network, tested = pretrained(plan, data.transform, given.data, given.device)
     found: dict[str, Any] = {
