@@ -97,6 +97,17 @@ def test_stacked_clients_are_those_alone(name: str, ours: dict[str, Any]) -> Non
             assert torch.allclose(got, expected, rtol=0, atol=1e-14)
 
 
+def test_the_number_of_steps_is_exact_in_half_precision() -> None:
+    """In bfloat16, 256 + 1 is 256, and the bias correction would stay there."""
+    weights = {"w": torch.ones(2, dtype=torch.bfloat16)}
+    rule = OPTIMIZERS["adam"](lr=0.0)
+    state = rule.init(weights) | {"steps": torch.tensor(256.0)}
+    moved, after = rule.step(weights, weights, state, torch.ones((), dtype=torch.bfloat16))
+    assert rule.init(weights)["steps"].dtype == torch.float32
+    assert float(after["steps"]) == 257.0
+    assert moved["w"].dtype == after["first.w"].dtype == torch.bfloat16
+
+
 def test_defaults_are_those_of_the_optimizer() -> None:
     assert LocalTraining().lr == LocalTraining(optimizer="adagrad").lr == 0.01
     assert LocalTraining(optimizer="adam").lr == LocalTraining(optimizer="adamw").lr == 0.001

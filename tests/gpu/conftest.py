@@ -23,6 +23,7 @@ OPERATIONS = [
     norm.batch_norm_gradient,
     sampling.draw,
     optimizers.sgd_step,
+    optimizers.adam_step,
 ]
 
 

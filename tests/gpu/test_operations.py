@@ -60,6 +60,13 @@ def step(c: int) -> Inputs:
     )
 
 
+def adam_step(c: int) -> Inputs:
+    moments = (random(c, *s).abs() for _ in range(2) for s in ((3,), (2, 4)))
+    tensors = (random(c, *s) for _ in range(2) for s in ((3,), (2, 4)))
+    scales, active = torch.rand(c, 3, dtype=torch.float64) + 0.5, torch.arange(c) % 2 == 0
+    return scales, active, 0.01, 0.8, 0.95, 1e-3, 2, *tensors, *moments
+
+
 INPUTS: dict[Operation, Callable[[int], Inputs]] = {
     dense.dense: lambda c: (random(c, 4, 3), random(c, 5, 3), random(c, 5), 0.01),
     dense.dense_gradient: lambda c: (
@@ -79,6 +86,7 @@ INPUTS: dict[Operation, Callable[[int], Inputs]] = {
         *(torch.randint(0, 6, (c, 5)), torch.randint(0, 2**62, (c, 5)), 2, True),
     ),
     optimizers.sgd_step: step,
+    optimizers.adam_step: adam_step,
 }
 EACH = pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.op._name)
 
@@ -115,7 +123,7 @@ def test_a_vmap_joins_the_clients(operation: Operation, direct: bool) -> None:
     one = operation.op if direct else operation
     shared = {convolution.conv_pool: {3, 4}, optimizers.sgd_step: {0}}.get(operation, set())  # mean and std; the rate
     batched = [i for i, t in enumerate(inputs) if isinstance(t, Tensor) and i not in shared]
-    alone = operation is optimizers.sgd_step  # its tensors have no client axis before a vmap
+    alone = operation in (optimizers.sgd_step, optimizers.adam_step)  # their tensors have no client axis before a vmap
 
     def single(*tensors: Tensor) -> Any:
         given = list(inputs)

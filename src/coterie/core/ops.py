@@ -52,6 +52,24 @@ class Operations(Protocol):
         velocity: empty for zero. rate: () factor on lr. active: () False where nothing changes; None: it does.
         """
 
+    def adam_step(
+        self,
+        weights: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        first: Sequence[Tensor],
+        second: Sequence[Tensor],
+        scales: Tensor,
+        active: Tensor | None,
+        decay: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Weights and both moments after a step.
+
+        scales: (3,) the learning rate over 1 - β1^t, (1 - β2^t)^1/2, and the factor on the weights before the step.
+        """
+
 
 class Plain:
     """Reference implementations, differentiable to any order."""
@@ -101,8 +119,37 @@ class Plain:
         if active is None:
             return moved, speed
         before = velocity or [torch.zeros_like(t) for t in speed]
-        kept = [torch.where(active, new, old) for new, old in zip(moved, weights, strict=True)]
-        return kept, [torch.where(active, new, old) for new, old in zip(speed, before, strict=True)]
+        return kept(active, moved, weights), kept(active, speed, before)
+
+    def adam_step(
+        self,
+        weights: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        first: Sequence[Tensor],
+        second: Sequence[Tensor],
+        scales: Tensor,
+        active: Tensor | None,
+        decay: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        step, spread, shrink = scales.unbind()
+        moved, means, squares = [], [], []
+        for w, g, m, v in zip(weights, gradients, first, second, strict=True):
+            if decay:
+                g = g.add(w, alpha=decay)
+            means.append(m.lerp(g, 1 - beta1))
+            squares.append(v * beta2 + (1 - beta2) * g.square())
+            moved.append(w * shrink - step * means[-1] / (squares[-1].sqrt() / spread + eps))
+        if active is None:
+            return moved, means, squares
+        return kept(active, moved, weights), kept(active, means, first), kept(active, squares, second)
+
+
+def kept(active: Tensor, new: Sequence[Tensor], old: Sequence[Tensor]) -> list[Tensor]:
+    """The new tensors, or the old ones where nothing changes."""
+    return [torch.where(active, a, b) for a, b in zip(new, old, strict=True)]
 
 
 def augment(x: Tensor, draws: Tensor, transform: Transform) -> Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -71,13 +72,17 @@ class Sgd(Optimizer):
 class Adam(Optimizer):
     """Kingma and Ba, ICLR 2015, with bias correction; weight decay is added to the gradient."""
 
+    decoupled: ClassVar[bool] = False  # whether weight decay is on the weights, not in the gradient
+
     lr: float = 0.001
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
 
     def init(self, weights: Tree) -> Tree:
-        count = {STEPS: next(iter(weights.values())).new_zeros(())} if weights else {}
+        kinds = {t.dtype for t in weights.values()}
+        exact = torch.float64 if torch.float64 in kinds else torch.float32  # bfloat16 counts to 256
+        count = {STEPS: next(iter(weights.values())).new_zeros((), dtype=exact)} if weights else {}
         return count | moments(FIRST, zeros(weights)) | moments(SECOND, zeros(weights))
 
     def step(
@@ -86,29 +91,25 @@ class Adam(Optimizer):
         if not weights:
             return weights, state
         before = state or self.init(weights)
-        slope, shrunk = self._decay(gradients, weights, rate)
-        count = before[STEPS] + 1
-        first = {n: before[FIRST + n].lerp(g, 1 - self.beta1) for n, g in slope.items()}
-        second = {n: before[SECOND + n] * self.beta2 + (1 - self.beta2) * g.square() for n, g in slope.items()}
-        lr = self.lr * rate / (1 - self.beta1**count)
-        spread = (1 - self.beta2**count).sqrt()
-        moved = {n: w - lr * first[n] / (second[n].sqrt() / spread + self.eps) for n, w in shrunk.items()}
-        after = {STEPS: count} | moments(FIRST, first) | moments(SECOND, second)
-        return settled(active, (moved, after), (weights, before))
-
-    def _decay(self, gradients: Tree, weights: Tree, rate: Tensor) -> tuple[Tree, Tree]:
-        """Gradients and weights after weight decay."""
-        return decayed(gradients, weights, self.weight_decay), weights
+        count, lr = before[STEPS] + 1, self.lr * rate
+        inside, outside = (0.0, self.weight_decay) if self.decoupled else (self.weight_decay, 0.0)
+        scales = torch.stack([lr / (1 - self.beta1**count), (1 - self.beta2**count).sqrt(), 1 - lr * outside])
+        slopes = [gradients[n] for n in weights]
+        last = [before[FIRST + n] for n in weights], [before[SECOND + n] for n in weights]
+        settings = (inside, self.beta1, self.beta2, self.eps)
+        made = ops.current().adam_step(list(weights.values()), slopes, *last, scales, active, *settings)
+        moved, first, second = (dict(zip(weights, part, strict=True)) for part in made)
+        if active is not None:
+            count = torch.where(active, count, before[STEPS])
+        return moved, {STEPS: count} | moments(FIRST, first) | moments(SECOND, second)
 
 
 @dataclass(frozen=True)
 class AdamW(Adam):
     """Loshchilov and Hutter, ICLR 2019: Adam with weight decay on the weights, not in the gradient."""
 
+    decoupled: ClassVar[bool] = True
     weight_decay: float = 0.01
-
-    def _decay(self, gradients: Tree, weights: Tree, rate: Tensor) -> tuple[Tree, Tree]:
-        return gradients, {n: w * (1 - self.lr * rate * self.weight_decay) for n, w in weights.items()}
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,24 @@ class Fused:
         made = optimizers.sgd_step(*step, *weights, *gradients, *last)
         return list(made[:count]), list(made[count:])
 
+    def adam_step(
+        self,
+        weights: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        first: Sequence[Tensor],
+        second: Sequence[Tensor],
+        scales: Tensor,
+        active: Tensor | None,
+        decay: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        count = len(weights)
+        step = (scales, active, decay, beta1, beta2, eps, count)
+        made = optimizers.adam_step(*step, *weights, *gradients, *first, *second)
+        return list(made[:count]), list(made[count : 2 * count]), list(made[2 * count :])
+
 
 def fused_on(device: torch.device, channels_last: bool = False) -> AbstractContextManager[None]:
     """Use the fused operations inside this block if Triton runs on this device."""
