@@ -50,6 +50,18 @@ def test_two_classes(seed: int) -> None:
     assert got == pytest.approx(expected, abs=1e-12)
 
 
+def test_the_positive_class_of_two_can_be_the_first() -> None:
+    output, y = logits(0, 60, 2)
+    got = {name: float(metric(output, y)) for name, metric in named(Classification(2, positive=0)).items()}
+    plain = {name: float(metric(output, y)) for name, metric in named(Classification(2)).items()}
+    probability, predicted = output.double().softmax(1)[:, 0].numpy(), output.argmax(1).numpy()
+    assert got["sensitivity"] == pytest.approx(sk.recall_score(y, predicted, pos_label=0))
+    assert got["specificity"] == pytest.approx(sk.recall_score(y, predicted, pos_label=1))
+    assert got["average_precision"] == pytest.approx(sk.average_precision_score(y, probability, pos_label=0))
+    assert got["auroc"] == pytest.approx(plain["auroc"])
+    assert got["sensitivity"] != plain["sensitivity"]
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_several_classes(seed: int) -> None:
     output, y = logits(seed, 120, 5)
@@ -195,3 +207,11 @@ def test_options_make_an_equal_task() -> None:
         assert {n: t.tolist() for n, t in again.state_dict().items()} == {
             n: t.tolist() for n, t in task.state_dict().items()
         }
+
+
+def test_r2_leaves_out_targets_that_are_constant() -> None:
+    y = torch.stack([torch.arange(8.0), torch.full((8,), 3.0)], 1)
+    output = y + torch.randn(8, 2, generator=torch.Generator().manual_seed(0))
+    r2 = named(Regression(2))["r2"]
+    assert float(r2(output, y)) == pytest.approx(sk.r2_score(y[:, 0], output[:, 0]))
+    assert math.isnan(float(r2(y[:, 1:], y[:, 1:])))

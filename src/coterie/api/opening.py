@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import typing
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -13,6 +14,7 @@ from coterie.core.data import FederatedData
 from coterie.core.method import AnyMethod
 from coterie.core.model import Model
 from coterie.core.printable import printable
+from coterie.core.task import Classification, Task
 from coterie.core.training import LocalTraining
 from coterie.core.wrapper import innermost, lasting
 from coterie.data import describe_input
@@ -49,9 +51,17 @@ def label_lines(data: FederatedData) -> list[str]:
     """Classes with their numbers of training samples, or the names of targets."""
     if data.classes:
         counts = torch.bincount(data.train.y, minlength=data.classes).tolist()
-        classes = [f"{data.class_names[k] if data.class_names else k}: {n}" for k, n in enumerate(counts)]
-        return [f"classes, with training samples: {some(classes)}"]
+        names = data.class_names or tuple(map(str, range(data.classes)))
+        classes = [f"{name}: {n}" for name, n in zip(names, counts, strict=True)]
+        return [f"classes, with training samples: {some(classes)}{positive_words(data.task, names)}"]
     return [f"labels: {some(data.class_names)}"] if data.class_names else []
+
+
+def positive_words(task: Task, names: Sequence[str]) -> str:
+    """Which of two classes sensitivity is about, if its metrics depend on it."""
+    if not isinstance(task, Classification) or len(names) != 2:
+        return ""
+    return f"; positive: {names[task.positive]} (--task-args positive=NAME names another)"
 
 
 def model_lines(model: Model) -> list[str]:

@@ -174,6 +174,7 @@ def spoken(prediction: Mapping[str, Any]) -> dict[str, str]:
 
 
 def do_evaluate(chosen: argparse.Namespace) -> None:
+    from coterie.core.task import Classification
     from coterie.federation.history import worst_tenth
     from coterie.personal.use import evaluate, merged_confusion
 
@@ -204,7 +205,9 @@ def do_evaluate(chosen: argparse.Namespace) -> None:
         [s.heading, s.number(mean(values)), s.number(mean(values[: worst_tenth(len(values))])), str(len(values))]
         for s, values in zip(scales, each, strict=True)
     ]
-    show("All metrics", ("metric", "mean over clients", "worst 10 %", "clients"), means)
+    positive = run.task.positive if len(run.class_names) == 2 and isinstance(run.task, Classification) else None
+    note = "" if positive is None else f"sensitivity, average precision: of class '{run.class_names[positive]}'"
+    show("All metrics", ("metric", "mean over clients", "worst 10 %", "clients"), means, note)
     if classes:
         show_classes(run, merged_confusion(found))
 

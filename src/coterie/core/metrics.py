@@ -102,16 +102,14 @@ def macro_f1(output: Tensor, y: Tensor) -> Tensor:
     return class_f1(output, y).nanmean()
 
 
-def sensitivity(output: Tensor, y: Tensor) -> Tensor:
-    """Recall of class 1, of two classes."""
-    right, _, labels = per_class(output, y)
-    return right[1] / labels[1]
+def recall(of: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """Recall of one class."""
 
+    def metric(output: Tensor, y: Tensor) -> Tensor:
+        right, _, labels = per_class(output, y)
+        return right[of] / labels[of]
 
-def specificity(output: Tensor, y: Tensor) -> Tensor:
-    """Recall of class 0, of two classes."""
-    right, _, labels = per_class(output, y)
-    return right[0] / labels[0]
+    return metric
 
 
 def area(score: Tensor, positive: Tensor) -> Tensor:
@@ -133,13 +131,13 @@ def precision_area(score: Tensor, positive: Tensor) -> Tensor:
     return (precision * labels[:, 1]).sum() / labels[:, 1].sum()
 
 
-def one_against_rest(judge: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """A metric of a score, for classes: of class 1 if there are two, else the mean over classes with both kinds."""
+def one_against_rest(judge: Callable[[Tensor, Tensor], Tensor], positive: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """A metric of a score, for classes: of the positive one of two, else the mean over classes with both kinds."""
 
     def metric(output: Tensor, y: Tensor) -> Tensor:
         probability = output.double().softmax(1)
         if output.shape[1] == 2:
-            return judge(probability[:, 1], y == 1)
+            return judge(probability[:, positive], y == positive)
         return torch.stack([judge(probability[:, k], y == k) for k in range(output.shape[1])]).nanmean()
 
     return metric
@@ -192,9 +190,10 @@ def absolute_errors(output: Tensor, y: Tensor) -> Tensor:
 
 
 def variance_explained(output: Tensor, y: Tensor) -> Tensor:
-    """R², the mean over targets. NaN where a target is constant."""
+    """R², the mean over the targets that vary. NaN if none does."""
     y, output = y.double(), output.double()
-    return (1 - (y - output).square().sum(0) / (y - y.mean(0)).square().sum(0)).nan_to_num(neginf=torch.nan).mean()
+    total = (y - y.mean(0)).square().sum(0)
+    return (1 - (y - output).square().sum(0) / torch.where(total > 0, total, torch.nan)).nanmean()
 
 
 # Pixels: outputs (n, K, H, W), labels (n, H, W).
@@ -221,15 +220,6 @@ def mean_dice(sums: Tensor) -> Tensor:
 
 
 ACCURACY = SummedMetric("accuracy", hits, ratio, counts=True)
-CLASSES: tuple[Metric, ...] = (
-    ACCURACY,
-    OutputMetric("balanced_accuracy", balanced_accuracy),
-    OutputMetric("macro_f1", macro_f1),
-    OutputMetric("auroc", one_against_rest(area)),
-    OutputMetric("average_precision", one_against_rest(precision_area)),
-    OutputMetric("calibration_error", calibration_error, higher=False),
-)
-TWO_CLASSES: tuple[Metric, ...] = (OutputMetric("sensitivity", sensitivity), OutputMetric("specificity", specificity))
 LABELS: tuple[Metric, ...] = (
     SummedMetric("micro_f1", label_parts, ratio),
     SummedMetric("exact_match", exact_match, ratio, counts=True),
@@ -242,6 +232,21 @@ NUMBERS: tuple[Metric, ...] = (
     SummedMetric("mae", absolute_errors, ratio, higher=False, share=False),
     OutputMetric("r2", variance_explained, share=False),
 )
+
+
+def of_classes(classes: int, positive: int = 1) -> tuple[Metric, ...]:
+    """positive: the class that sensitivity and average precision are about, of two."""
+    found = (
+        ACCURACY,
+        OutputMetric("balanced_accuracy", balanced_accuracy),
+        OutputMetric("macro_f1", macro_f1),
+        OutputMetric("auroc", one_against_rest(area, positive)),
+        OutputMetric("average_precision", one_against_rest(precision_area, positive)),
+        OutputMetric("calibration_error", calibration_error, higher=False),
+    )
+    if classes != 2:
+        return found
+    return *found, OutputMetric("sensitivity", recall(positive)), OutputMetric("specificity", recall(1 - positive))
 
 
 def of_pixels(classes: int) -> tuple[Metric, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
@@ -107,6 +107,24 @@ class Task(nn.Module, ABC):
         return type(self)(**{**self.options, **options})
 
 
+def check_loss(task: Task, output: Tensor, label: tuple[int, ...]) -> None:
+    """Refuse losses in which samples influence each other, by a mean or by an axis too many. output: of two samples."""
+    y = task.example(label)
+    if y.is_floating_point():
+        y = y + torch.arange(2.0, dtype=y.dtype).view(2, *[1] * (y.ndim - 1))  # two different ones
+    try:
+        both = task.loss(output, y)
+        each = torch.cat([task.loss(output[i : i + 1], y[i : i + 1]) for i in (0, 1)])
+    except Exception:  # of user's code, which is tried again with samples and then named
+        return
+    if both.shape == each.shape == (2,) and not torch.allclose(both, each, rtol=1e-3, atol=1e-5, equal_nan=True):
+        raise CoterieError(
+            f"task {task.name}: the loss of a sample depends on the other samples of its batch; compute it from its "
+            f"own output and label, without a mean over the batch (outputs have shape {tuple(output.shape)}, labels "
+            f"{tuple(y.shape)})"
+        )
+
+
 def labels_loss(output: Tensor, y: Tensor) -> Tensor:
     """(B,) mean cross entropy of outputs (B, K, ...) over the labels (B, ...) of a sample that are not ignored."""
     known = y >= 0
@@ -118,7 +136,8 @@ class Classification(Task):
     """One class per sample, by cross entropy. Outputs are logits (B, K), labels (B,).
 
     class_weights: (K,) factors on the losses of a class; the loss of a batch is their plain mean, so weights of mean 1
-    keep the learning rate meaningful. label_smoothing: share of a label that is spread over all classes.
+    keep the learning rate meaningful. label_smoothing: share of a label that is spread over all classes. positive: the
+    class that sensitivity and average precision are about, of two. `task_args` take class names for numbers of classes.
     """
 
     name = "classification"
@@ -131,12 +150,18 @@ class Classification(Task):
         classes: int,
         class_weights: Sequence[float] = (),
         label_smoothing: float = 0.0,
+        positive: int = 1,
         metric: str | None = None,
     ) -> None:
-        chosen = metrics.CLASSES + (metrics.TWO_CLASSES if classes == 2 else ())
-        own: dict[str, Any] = {"class_weights": list(class_weights)} if class_weights else {}
+        if positive not in (0, 1) or (positive == 0 and classes != 2):
+            raise CoterieError(f"positive must be one of two classes, 0 or 1, got {positive!r} of {classes} classes")
+        if isinstance(class_weights, str | Mapping) or not all(isinstance(w, int | float) for w in class_weights):
+            raise CoterieError(f"class_weights are numbers, one for each class in order, got {class_weights!r}")
+        own: dict[str, Any] = {"class_weights": list(map(float, class_weights))} if class_weights else {}
         own |= {"label_smoothing": label_smoothing} if label_smoothing else {}
-        super().__init__(chosen, metric, classes=classes, **own)
+        own |= {} if positive else {"positive": 0}
+        super().__init__(metrics.of_classes(classes, positive), metric, classes=classes, **own)
+        self.positive = positive
         if len(class_weights) not in (0, classes):
             raise CoterieError(
                 f"class_weights must have a number for each of {classes} classes, got {len(class_weights)}"
@@ -146,7 +171,7 @@ class Classification(Task):
         if not 0 <= label_smoothing < 1:
             raise CoterieError(f"label_smoothing must be at least 0 and below 1, got {label_smoothing}")
         self.classes, self.label_smoothing = classes, label_smoothing
-        self.register_buffer("weights", torch.tensor(list(class_weights)), persistent=False)
+        self.register_buffer("weights", torch.tensor(own.get("class_weights", [])), persistent=False)
 
     @classmethod
     def fitted(cls, y: Tensor, classes: int, **options: Any) -> Self:
@@ -208,4 +233,5 @@ def check_classes(y: Tensor, classes: int, axes: int, where: str) -> None:
         raise CoterieError(f"{where}: expected class indices with {1 + axes} axes, got {y.dtype} {tuple(y.shape)}")
     low = IGNORED if axes else 0
     if y.numel() and not (low <= int(y.min()) and int(y.max()) < classes):
-        raise CoterieError(f"{where}: classes are 0 to {classes - 1}, got {int(y.min())} to {int(y.max())}")
+        ignored = f", and {IGNORED} where a label is ignored" if axes else ""
+        raise CoterieError(f"{where}: classes are 0 to {classes - 1}{ignored}, got {int(y.min())} to {int(y.max())}")

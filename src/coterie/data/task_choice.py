@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from coterie.core.data import FederatedData
-from coterie.core.errors import CoterieError
+from coterie.core.errors import CoterieError, unknown
 from coterie.core.task import Task
 from coterie.core.tasks import NextToken, task_class
 
@@ -26,7 +26,8 @@ def with_task(
 
     task: default: that of the data. options: arguments of its constructor.
     """
-    given = {**read_options(options), **({} if metric is None else {"metric": metric})}
+    given = by_number(read_options(options), data.class_names)
+    given |= {} if metric is None else {"metric": metric}
     if isinstance(task, Task):
         made = made_by(type(task), {**task.options, **given}) if given else task
     elif task is None or task_class(task) is type(data.task):
@@ -71,8 +72,25 @@ def read_options(given: Mapping[str, Any] | str | None) -> dict[str, Any]:
         raise CoterieError(f"task options are NAME=VALUE,NAME=VALUE, such as loss=huber, got '{given}'") from None
 
 
+def by_number(options: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Options with numbers of classes for their names: class_weights={no: 1, yes: 3} and positive=yes."""
+    number = {name: k for k, name in enumerate(names)}
+    if isinstance(weights := options.get("class_weights"), Mapping):
+        own = {str(name): weight for name, weight in weights.items()}
+        if own.keys() != number.keys():
+            raise CoterieError(f"class_weights needs a number for each class: {', '.join(names)}; got {', '.join(own)}")
+        options = {**options, "class_weights": [own[name] for name in names]}
+    if (positive := options.get("positive")) is not None:
+        if isinstance(positive, str) and positive not in number:
+            raise unknown("class for positive", positive, names)
+        options = {**options, "positive": number.get(str(positive), positive)}
+    return options
+
+
 def plain(node: ast.expr) -> Any:
     """The value of a literal; other names are text."""
+    if isinstance(node, ast.Dict):
+        return {plain(key): plain(value) for key, value in zip(node.keys, node.values, strict=True) if key is not None}
     return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)
 
 
