@@ -180,7 +180,7 @@ def test_bytes_of_a_series_are_not_divided(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("y", "task"),
     [
-        (np.eye(5, dtype=np.int64)[np.arange(8) % 5], "multi-label"),
+        (np.tri(5, dtype=np.int64)[np.arange(8) % 5], "multi-label"),
         (np.zeros((8, 4, 4), np.uint8), "segmentation"),
         (np.linspace(0, 1, 8), "regression"),
         (np.arange(24).reshape(8, 3), "regression"),

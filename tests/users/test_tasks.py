@@ -212,6 +212,12 @@ def test_regression_by_commands(
         ({"label": "score", "task_args": "huber"}, r"task options are NAME=VALUE"),
         ({"label": "score", "partition": "dirichlet"}, r"partition 'dirichlet' divides samples by class"),
         ({"label": "p", "task_args": {"class_weights": [1.0]}}, r"class_weights must have a number for each of 2"),
+        (
+            {"label": "p", "task_args": "class_weights=balanced"},
+            r"class_weights are numbers, one for each class in order",
+        ),
+        ({"label": "p", "task_args": "class_weights={0: 2}"}, r"needs a number for each class: 0, 1; got 0"),
+        ({"label": "p", "task_args": "positive=yes"}, r"unknown class for positive 'yes'"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path, settings: dict[str, Any], said: str) -> None:
@@ -240,3 +246,115 @@ def test_ages_are_not_taken_for_classes() -> None:
     assert coterie.clients_from([(x, ages)] * 2, task="classification").classes == 69
     assert coterie.clients_from([(x, ages)] * 2, classes=[str(age) for age in range(69)]).classes == 69
     assert coterie.clients_from([(x, ages - 29)] * 2).classes == 40  # all of 0 to 39 occur
+
+
+def test_classes_of_options_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names are sorted, so that 'healthy' would be the positive class."""
+    x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
+    y = ["sick" if a > 0.5 else "healthy" for a in x[:, 0]]
+    with open(tmp_path / "a.csv", "w") as file:
+        file.write("a,b,label,site\n")
+        file.writelines(f"{a:.4f},{b:.4f},{name},s{i % 2}\n" for i, ((a, b), name) in enumerate(zip(x, y, strict=True)))
+    options = "class_weights={sick: 3, healthy: 1},positive=healthy"
+    data = coterie.load_clients(str(tmp_path / "a.csv"), client_column="site", task_args=options)
+    assert data.class_names == ("healthy", "sick")
+    assert data.task.options == {"classes": 2, "class_weights": [1.0, 3.0], "positive": 0}
+    result = coterie.run("fedavg", data, "mlp", out=tmp_path / "run", show=print, **SHORT)
+    assert "; positive: healthy (--task-args" in capsys.readouterr().out
+    model, (x, label) = result.personal_model(0), data.test.client(0)
+    expected = truth.recall_score(label, model(x).argmax(1), pos_label=0)
+    assert result.clients["sensitivity"][0] == pytest.approx(expected)
+    (tmp_path / "new.csv").write_text("a,b,label\n0.1,0.2,sick\n-1.0,0.3,healthy\n")
+    main(["evaluate", str(tmp_path / "run"), "--client", "0", "--data", str(tmp_path / "new.csv")])
+    assert "average precision: of class 'healthy'" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("labels", "task", "said"),
+    [
+        (
+            1.7e9 + torch.arange(24.0, dtype=torch.float64),
+            "regression",
+            r"float32 cannot tell these targets apart.*1.7e",
+        ),
+        (1_700_000_000 + torch.arange(24), "regression", r"float32 cannot tell these targets apart"),
+        (torch.full((24, 2), 1e39, dtype=torch.float64), "regression", r"target beyond the range of float32"),
+        (torch.eye(3, dtype=torch.int64).repeat(8, 1), None, r"exactly one of 3 label columns.*--task multi-label"),
+        (torch.arange(24) % 2 * 2 - 1, None, r"-1 is not a class: whole numbers from 0, or names"),
+        (255 * torch.randint(2, (24, 6, 6)), None, r"pixels of 255, and none of 254: mark ignored pixels with -1"),
+        (torch.randint(2, (24, 1, 6, 6)), None, r"masks are \(H, W\), without an axis of one channel"),
+        (
+            torch.full((24, 6, 6), -100),
+            "segmentation",
+            r"classes are 0 to .*, and -1 where a label is ignored, got -100",
+        ),
+    ],
+)
+def test_labels_that_would_be_misread_are_refused(labels: torch.Tensor, task: str | None, said: str) -> None:
+    x = torch.rand(24, 1, 6, 6)
+    with pytest.raises(CoterieError, match=said):
+        coterie.clients_from([TensorDataset(x, labels)] * 2, task=task)
+
+
+def test_targets_far_from_0_are_learned() -> None:
+    """A client's targets may be constant; R² is not defined there."""
+    x = torch.randn(48, 2, generator=torch.Generator().manual_seed(0))
+    rising, still = 1e6 + 1e4 * x[:, 0].double(), torch.full((48,), 1e6)
+    data = coterie.clients_from([(x, rising), (x, rising), (x, still)])
+    result = coterie.run("local", data, nn.Sequential(nn.Flatten(), nn.Linear(2, 1)), **{**SHORT, "rounds": 4})
+    assert result.clients["r2"].isna().tolist() == [False, False, True]
+    assert result.clients["r2"][0] > 0.9
+    model, (x, y) = result.personal_model(0), data.test.client(0)
+    rmse = truth.root_mean_squared_error(y, model(x).detach())
+    assert result.clients["rmse"][0] == pytest.approx(rmse, rel=1e-5)
+
+
+def test_padding_that_has_labels_is_refused() -> None:
+    tokens = torch.randint(1, 6, (24, 7))
+    tokens[:, 5:] = 0
+    with pytest.raises(CoterieError, match=r"padding id 0 among their tokens, with a label"):
+        coterie.clients_from([(tokens[:, :-1], tokens[:, 1:])] * 2, padding=0)
+    labels = tokens[:, 1:].masked_fill(tokens[:, 1:] == 0, -1)
+    data = coterie.clients_from([(tokens[:, :-1], labels)] * 2, padding=0)
+    assert data.task.name == "next-token"
+
+
+class Mixed(coterie.Regression):
+    """Outputs (B, 1) minus labels (B,) are (B, B)."""
+
+    name = "mixed"
+
+    def loss(self, output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (output - y[:, 0]).square().mean(1)
+
+
+class Meaned(coterie.Regression):
+    name = "meaned"
+
+    def loss(self, output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(output, y).expand(len(y))
+
+
+@pytest.mark.parametrize("kind", [Mixed, Meaned])
+def test_a_loss_that_mixes_samples_is_refused(kind: type[coterie.Task]) -> None:
+    x = torch.randn(24, 2)
+    data = coterie.clients_from([(x, x[:, 0] * 1.1)] * 2, task=kind)
+    with pytest.raises(CoterieError, match=rf"task {kind.name}: the loss of a sample depends on the other samples"):
+        coterie.run("fedavg", data, nn.Sequential(nn.Flatten(), nn.Linear(2, 1)), **SHORT)
+
+
+def test_a_single_layer_is_refused_with_what_to_write() -> None:
+    x = torch.randn(24, 2)
+    with pytest.raises(CoterieError, match=r"a single layer, without an encoder; pass nn.Sequential\(nn.Flatten"):
+        coterie.run("fedavg", coterie.clients_from([(x, x[:, 0] * 1.1)] * 2), nn.Linear(2, 1), **SHORT)
+
+
+@pytest.mark.parametrize("where", ["looped", "stacked"])
+def test_batchnorm_on_a_batch_of_one_sample_is_refused_before_training(where: str) -> None:
+    x, y = torch.randn(17, 2), torch.arange(17) % 2
+    test = [(x[:4], y[:4])] * 2
+    net = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.Linear(4, 2))
+    settings: dict[str, Any] = {**SHORT, "batch_size": 4, "backend": coterie.Execution(where, processes=1)}
+    with pytest.raises(CoterieError, match=r"BatchNorm cannot train on one sample, .* a batch of client 1 has one"):
+        coterie.run("fedavg", coterie.clients_from([(x[:16], y[:16]), (x, y)], test), net, **settings)
+    coterie.run("fedavg", coterie.clients_from([(x[:16], y[:16]), (x[:14], y[:14])], test), net, **settings)

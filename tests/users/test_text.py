@@ -49,6 +49,7 @@ def test_tokens_reach_an_embedding_and_are_learned_from(tmp_path: Path, form: st
     assert (data.shape, data.train.x.dtype) == ((LENGTH,), torch.int64)
     assert int(data.train.x.max()) > 100  # not divided by 255
     assert data.transform.mean == ()
+    torch.manual_seed(0)
     result = coterie.run("fedavg", data, Words(), rounds=10, lr=1.0, momentum=0.9)
     assert result.history.curve("pre")[-1][1] > 0.8
     told = result.personal_model(0)(data.test.client(0)[0])

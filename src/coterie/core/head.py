@@ -75,6 +75,8 @@ def split_head(network: nn.Module, x: Inputs, expected: tuple[Tensor, Tensor], h
             f"'{head}' cannot be the head: it is not the last module that runs, head(encoder(x)) differs from "
             f"network(x); {choice(network)}"
         )
+    if not any(True for _ in network.children()):
+        raise CoterieError("the model is a single layer, without an encoder; pass nn.Sequential(nn.Flatten(), layer)")
     raise CoterieError(
         f"no head was found: no module with parameters runs last, so that head(encoder(x)) equals network(x); name the "
         f"head with head=... or --head, or wrap the network in nn.Sequential(encoder, head). {choice(network)}"

@@ -20,7 +20,7 @@ from coterie.core.layers import NORMS, Norm, check_forward, copied, frozen_of, i
 from coterie.core.metrics import SummedMetric
 from coterie.core.packing import Inputs
 from coterie.core.preprocess import Preprocess
-from coterie.core.task import Classification, Task
+from coterie.core.task import Classification, Task, check_loss
 from coterie.core.tree import Live, Tree, apply, fill, flatten
 from coterie.core.trial_input import trial_input
 
@@ -235,6 +235,8 @@ def make_model(
     if len(expected[0]) != 2:
         raise CoterieError(f"the model returns {len(expected[0])} outputs for 2 samples, it must return one for each")
     task.check_output(tuple(expected[0].shape[1:]), label)
+    with torch.no_grad():
+        check_loss(task, task.scale(expected[0]), label)
     draws = check_forward(network, x, expected)
     encoder, top, name = split_head(network, x, expected, head)
     start = Weights(weights_of(encoder), weights_of(top))

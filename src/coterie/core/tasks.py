@@ -98,7 +98,7 @@ class Regression(Task):
         metric: str | None = None,
     ) -> None:
         mean, std = list(mean) or [0.0] * targets, list(std) or [1.0] * targets
-        std = [s if s > 1e-8 * max(abs(m), 1e-8) else 1.0 for m, s in zip(mean, std, strict=False)]
+        std = [s if s > 1e-8 * abs(m) else 1.0 for m, s in zip(mean, std, strict=False)]
         super().__init__(metrics.NUMBERS, metric, targets=targets, mean=mean, std=std, loss=loss)
         if loss not in LOSSES:
             raise unknown("loss", loss, LOSSES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -123,6 +124,7 @@ class LocalBackend(Backend):
         self.states = ClientMemory(data.num_clients, self.device, state_dir)
         self.remembered: dict[Any, Sequence[Cohort]] = {}  # by request, ordered by last use
         check_batches(method, data)
+        check_lone_samples(method, self.model, data)
 
     def rehearse(self) -> None:
         """Try the method on a few samples; errors name the function and what is wrong with it."""
@@ -258,6 +260,24 @@ def check_batches(method: AnyMethod, data: FederatedData) -> None:
             f"batch size {method.train.batch_size} with drop-last leaves nothing to train on: client {small[0]} has "
             f"{data.train.sizes[small[0]]} samples ({len(small)} such clients); use a smaller batch or no drop-last"
         )
+
+
+def check_lone_samples(method: AnyMethod, model: Model, data: FederatedData) -> None:
+    """Refuse BatchNorm on a batch of one sample: torch raises in it, perhaps after many rounds."""
+    batch, dropped = method.train.batch_size, method.train.drop_last
+    lone = [i for i, n in enumerate(data.train.sizes) if batch == 1 or (n % batch == 1 and not dropped)]
+    if not (lone and model.batch_norm):
+        return
+    weights = tree.fill(model.start, {n: t.clone() for n, t in tree.items(model.start)}, leaf=tree.Live)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            replace(model, hashed=False)(weights, data.train.x[:1].to(model.mean.device))
+    except ValueError:
+        raise CoterieError(
+            f"BatchNorm cannot train on one sample, and with batch size {batch} a batch of client {lone[0]} has one: "
+            f"it has {data.train.sizes[lone[0]]} samples ({len(lone)} such clients); use another batch size, "
+            "--drop-last (drop_last=True), or GroupNorm"
+        ) from None
 
 
 def check_draws(model: Model) -> None:

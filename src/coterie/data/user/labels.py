@@ -20,6 +20,12 @@ MOST_CLASSES = 10_000
 FEW_CLASSES, USED = 20, 0.9  # numbers that are taken for classes without asking; share of 0..max that must occur
 A_CLASS = "a class is a whole number from 0 or a name; --task regression takes numbers"
 NO_TARGET = "target that is missing or infinite"
+LOST = 0.01  # of the standard deviation of a target, which rounding to float32 may change
+TOO_LONG = (
+    "float32 cannot tell these targets apart; subtract a constant (timestamps: hours since a start) or scale them"
+)
+VOID = 255  # of pixels without a class, in many formats of masks
+IS_VOID = f"pixels of {VOID}, and none of {VOID - 1}: mark ignored pixels with -1, and number classes from 0"
 Whole = NDArray[np.int64]
 
 
@@ -70,10 +76,14 @@ def guessed(parts: Sequence[Part], classes: tuple[str, ...] | None) -> type[Task
     if whole and parts[0].x.dtype.kind == "i" and parts[0].x.shape[1:] == shape:
         return NextToken
     if len(shape) == 1:
+        check_one_hot(parts)
         return MultiLabel if all(np.isin(part.y, (0, 1)).all() for part in parts) else Regression
     if len(shape) == 2 and whole:
         return Segmentation
-    raise CoterieError(f"{where}: labels of shape {shape} fit no task; name yours with --task package.module:Class")
+    masks = "; masks are (H, W), without an axis of one channel" if len(shape) == 3 and shape[0] == 1 else ""
+    raise CoterieError(
+        f"{where}: labels of shape {shape} fit no task{masks}; name yours with --task package.module:Class"
+    )
 
 
 def check_classes_or_amounts(parts: Sequence[Part]) -> None:
@@ -85,6 +95,15 @@ def check_classes_or_amounts(parts: Sequence[Part]) -> None:
         raise CoterieError(
             f"{parts[0].place(0)}: labels are {len(values)} different whole numbers from {values[0]:g} to "
             f"{values[-1]:g}; are they amounts or classes? Name the task: --task regression or --task classification"
+        )
+
+
+def check_one_hot(parts: Sequence[Part]) -> None:
+    """Refuse to guess from columns of which exactly one is 1: several labels per sample, or one class."""
+    if all(np.isin(part.y, (0, 1)).all() and (part.y.sum(1) == 1).all() for part in parts):
+        raise CoterieError(
+            f"{parts[0].place(0)}: each sample has a 1 in exactly one of {parts[0].y.shape[1]} label columns; if these "
+            "are classes, give one number or name per sample; if they are labels, --task multi-label"
         )
 
 
@@ -104,10 +123,30 @@ def converted(
     gone = ~np.isfinite(y).reshape(len(y), -1).all(1)
     notes.wrong_at(NO_TARGET, np.flatnonzero(gone), place)
     if kind.label_type.is_floating_point:
-        return (y[:, None] if y.ndim == 1 else y).astype(np.float32), known or ()
+        y = y[:, None] if y.ndim == 1 else y
+        check_digits(y, known or (), place, notes)
+        with np.errstate(over="ignore"):  # which is reported
+            return y.astype(np.float32), known or ()
     odd = ~gone & (y % 1 != 0).reshape(len(y), -1).any(1)
     notes.wrong_at(f"label that is not a whole number; {kind.name} needs classes", np.flatnonzero(odd), place)
+    if kind is Segmentation and not known and (y == VOID).any() and not (y == VOID - 1).any():
+        notes.wrong_at(IS_VOID, np.flatnonzero((y == VOID).reshape(len(y), -1).any(1)), place)
     return np.where(np.isfinite(y), y, -1).astype(np.int64), known or ()
+
+
+def check_digits(y: Array, names: Sequence[str], place: Places, notes: Notes) -> None:
+    """Report targets (N, ...) whose differences float32 does not hold, such as timestamps."""
+    flat = y.reshape(len(y), -1).astype(np.float64)
+    fine = np.abs(flat) < np.finfo(np.float32).max
+    with np.errstate(over="ignore", invalid="ignore"):
+        lost = np.where(fine, np.abs(flat.astype(np.float32) - flat), 0).max(0)
+        values = np.where(fine, flat, np.nan)
+        spread = np.nanstd(values, 0) if fine.any(0).all() else np.zeros(flat.shape[1])
+        varies = spread > 1e-12 * np.where(fine, np.abs(flat), 0).max(0)  # by more than float64 rounds
+    for at in np.flatnonzero((lost > LOST * spread) & varies).tolist():
+        what = f"'{names[at]}'" if at < len(names) else "the target"
+        notes.wrong(TOO_LONG, f"{what}: {np.nanmin(values[:, at]):.9g} to {np.nanmax(values[:, at]):.9g}")
+    notes.wrong_at("target beyond the range of float32", np.flatnonzero((np.isfinite(flat) & ~fine).any(1)), place)
 
 
 def as_classes(part: Part, notes: Notes) -> Array:
@@ -148,5 +187,6 @@ def numbered(y: Array, known: tuple[str, ...] | None, place: Places, notes: Note
     most = len(known) if known else MOST_CLASSES
     notes.wrong_at(NO_LABEL, np.flatnonzero(gone), place)
     wrong = np.flatnonzero((labels < 0) & ~gone)
-    notes.wrong_at(OUT_OF_RANGE, wrong, lambda i: f"{place(i)}: {y[i]} is not one of the classes 0 to {most - 1}")
+    rule = f"one of the classes 0 to {most - 1}" if known else "a class: whole numbers from 0, or names"
+    notes.wrong_at(OUT_OF_RANGE, wrong, lambda i: f"{place(i)}: {y[i]} is not {rule}")
     return labels, names

@@ -208,6 +208,11 @@ def padded(given: Given, padding: Padding) -> Given:
 
     sizes = [sequence_length(x, padding) for x, _ in pairs]
     per_token = all(np.ndim(y) == 1 and len(y) == size for size, (_, y) in zip(sizes, pairs, strict=True))
+    if per_token and isinstance(padding, int) and any(filled_before(x, y, padding) for x, y in pairs):
+        raise CoterieError(
+            f"some sequences have the padding id {padding} among their tokens, with a label: mark tokens that have no "
+            "label by -1, or pass sequences without padding"
+        )
     most = max(sizes, default=0)
 
     def pad(rows: Rows) -> LabelledPairs:
@@ -215,6 +220,11 @@ def padded(given: Given, padding: Padding) -> Given:
         return LabelledPairs([fill(sample) for sample, _ in rows], y)
 
     return given._replace(train=each(pad, train), test=None if test is None else each(pad, test))
+
+
+def filled_before(sample: Any, label: Any, padding: int) -> bool:
+    """Whether a token is padding and has a label all the same."""
+    return bool(((tokens(sample) == padding) & (np.asarray(label) >= 0)).any())
 
 
 def sequence_length(sample: Any, padding: Padding) -> int:

@@ -234,7 +234,10 @@ def read_dataset(dataset: Any, where: str) -> tuple[Array, Array]:
     for i in range(len(dataset)):
         sample = dataset[i]
         if not isinstance(sample, (tuple, list)) or len(sample) != 2:
-            raise CoterieError(f"{where}, sample {i}: expected a pair (sample, label)")
+            raise CoterieError(
+                f"{where}, sample {i}: expected a pair (sample, label), got {type(sample).__name__}; a table is one "
+                "DataFrame with its label in a column, arrays are a pair (x, y)"
+            )
         if isinstance(sample[0], Mapping):
             named.append(sample[0])
         x.append(as_array(0 if isinstance(sample[0], Mapping) else sample[0], f"{where}, sample {i}"))
