@@ -177,7 +177,7 @@ class Comparison:
 
 
 def over_seeds(outcomes: Sequence[Row], seeds: int) -> str:
-    """What the interval over seeds covers."""
+    """The variation that the interval over seeds covers."""
     several = len({o.get("content") for o in outcomes}) > 1
     includes = (
         "each seed has its own partition, which the interval includes"

@@ -13,7 +13,7 @@ LISTED = 8  # names in a message, at most
 
 
 def client_number(asked: int | str, names: Sequence[str], numbers: Sequence[int]) -> int:
-    """The number of the client that is asked for. Text that is exactly a name is that name, also where it has digits.
+    """The number of the requested client. Text that equals a name is that name, even if it consists of digits.
 
     names: one for each of `numbers`, or empty.
     """

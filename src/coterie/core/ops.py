@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Operations(Protocol):
-    """What a back end provides."""
+    """The operations that an implementation provides."""
 
     def cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
         """(B,), of logits (B, K) and labels (B,)."""

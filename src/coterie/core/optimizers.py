@@ -144,7 +144,7 @@ def decayed(gradients: Tree, weights: Tree, decay: float) -> Tree:
 
 
 def settled(active: Tensor | None, after: tuple[Tree, Tree], before: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
-    """What a step changes: everything, or nothing where it is not active."""
+    """Apply a step where it is active, and leave everything unchanged elsewhere."""
     return after if active is None else tree.where(active, after, before)
 
 

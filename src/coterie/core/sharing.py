@@ -30,7 +30,7 @@ def kept(default: str) -> str:
 
 
 def other_choice(method: Any) -> str | None:
-    """What a client keeps, if that is another part than in the method's paper."""
+    """The part that clients keep, if it differs from the method's paper."""
     choices = ((f, getattr(method, f.name)) for f in fields(method) if f.metadata.get("keeps"))
     return next((chosen for f, chosen in choices if chosen != f.default), None)
 

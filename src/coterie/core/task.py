@@ -61,7 +61,7 @@ class Task(nn.Module, ABC):
         return output
 
     def answer(self, read: Tensor, names: Sequence[str], top: int) -> dict[str, Any]:
-        """What a model says of one sample, as JSON. read: its output by `read`. names: of classes or targets."""
+        """The prediction for one sample, as JSON. read: its output by `read`. names: of classes or targets."""
         return {"output": read.tolist()}
 
     def detail(self, output: Tensor, y: Tensor) -> Tensor:

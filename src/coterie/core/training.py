@@ -26,7 +26,7 @@ from coterie.core.validation import Explicit
 P = TypeVar("P")  # any tree of weights
 
 
-OWN = {  # settings of some optimizers only, with the value that stands for their default
+OWN = {  # settings of some optimizers only, with the value that means the default
     "momentum": 0.0,
     "nesterov": False,
     "beta1": None,

@@ -139,7 +139,7 @@ def check_space(folder: Path, needed: int, what: str) -> None:
 
 
 def validator_of(part: Path) -> Path:
-    """The file that says from where a partial download is, and of which version."""
+    """The file that records the source and version of a partial download."""
     return part.with_name(f"{part.name}.json")
 
 

@@ -84,7 +84,7 @@ class Backend(ABC):
         self.close()
 
     def known(self, clients: Tensor) -> Known:
-        """What the server knows of these clients, which the allowed ranges of their updates depend on."""
+        """The server's knowledge of these clients, on which the allowed ranges of their updates depend."""
         return Known(innermost(self.method), self.census.samples[clients], self.largest)
 
     @property

@@ -1,4 +1,4 @@
-"""What a method's prediction calls and reads: recorded, and run again with tensors that a module holds."""
+"""Record what a method's prediction computes, and replay it with tensors that a module holds."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def reproduce(
 
 
 def forecast(todo: Sequence[Training], how: Execution, data_dir: str | None) -> str:
-    """What the trainings need, and how long they take here, by the second of two rounds of the first training."""
+    """The trainings to run, and their estimated time, from the second of two rounds of the first training."""
     cell, steps = todo[0], sum(cell.plan.work for cell in todo)
     plan, data = cell.plan, prepared(*cell.data, data_dir)
     federation = asdict(replace(plan.federation, rounds=2, full_last_round=False, seed=cell.seed))

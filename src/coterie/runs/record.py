@@ -1,4 +1,4 @@
-"""What a run folder says of its run, as far as it can be read. Nothing is rebuilt."""
+"""The readable content of a run folder, without rebuilding the method, network or data."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class RunRecord:
 
     @cached_property
     def metric(self) -> MetricScale:
-        """What the scores are of."""
+        """The metric of the scores."""
         return metric_of(self.config)
 
     @cached_property

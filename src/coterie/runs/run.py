@@ -184,7 +184,7 @@ class Run(RunRecord):
             return make_personal_model(self.info(number), self.method, self.model, **found)
 
     def info(self, number: int) -> ModelInfo:
-        """What is known of this client's model without reading it."""
+        """The description of this client's model, without reading its weights."""
         about = (self.shape, self.dtype, self.transform, self.section("data")["name"])
         return ModelInfo(number, self.client_name(number), self.class_names, *about)
 

@@ -49,7 +49,7 @@ def as_rows(values: Any) -> Any:
 
 
 class Given(NamedTuple):
-    """What a user passes to `clients_from`: a Dataset or a list or dictionary of them, and what belongs to them."""
+    """The arguments of `clients_from`: a Dataset, or a list or dictionary of them, with their options."""
 
     train: Any
     test: Any

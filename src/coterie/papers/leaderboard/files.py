@@ -27,7 +27,7 @@ WITHDRAWN = ("refused", "failed")  # why there are no numbers
 
 
 class FileKey(NamedTuple):
-    """What a file is about."""
+    """The cell and seed that a file belongs to."""
 
     benchmark: str
     method: str
@@ -167,7 +167,7 @@ def loaded(where: str, text: bytes) -> dict[str, Any]:
 
 
 def checked(where: str, content: dict[str, Any], protocol: BoardProtocol) -> FileKey:
-    """What a file is about; an error if it is invalid or of another protocol."""
+    """The cell and seed that a file belongs to; an error if it is invalid or of another protocol."""
     try:
         keys = MappingReader("", content)
         benchmark, method = keys.take("benchmark", str), method_name(keys.take("method", str))

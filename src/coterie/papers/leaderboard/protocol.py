@@ -98,7 +98,7 @@ class BoardProtocol:
         return [seed for seed in self.seeds if seeds is None or seed in seeds]
 
     def space_of(self, method: str) -> Space:
-        """What the search of a method draws from."""
+        """The search space of a method."""
         declared = self.spaces.get(method)
         own = derived(make_method(method)) if declared is None else declared
         fixed = parts(method)[1]
