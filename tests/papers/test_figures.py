@@ -288,7 +288,7 @@ def test_papers_get_pdf_and_png(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert paths[1].read_bytes().startswith(b"%PDF")
     assert paths[2].read_bytes().startswith(b"\x89PNG")
     assert b"commit abc1234" in paths[1].read_bytes()
-    monkeypatch.setattr("coterie.papers.figures.available", lambda: False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert [path.suffix for path in write_figures(made, found, tmp_path / "..")] == [".svg"]
     (tmp_path / ".." / "mine.svg").unlink()
 
