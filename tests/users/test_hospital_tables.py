@@ -313,3 +313,12 @@ def test_numbers_that_float32_cannot_hold_are_refused(kind: str, tmp_path: Path)
     load = partial(coterie.clients_from, own) if kind == "columns" else partial(coterie.load_clients, str(path))
     with pytest.raises(CoterieError, match=r"beyond 16,777,216 lose digits in float32.*column 'time': 1700000001"):
         load()
+
+
+def test_differences_that_float32_cannot_hold_are_refused() -> None:
+    times = np.array([1_700_000_001.25, 1_700_000_002.5, 1_700_000_009.75, np.nan] * 4)
+    tables = {name: {"time": times, "label": [0, 1] * 8} for name in ("a", "b")}
+    with pytest.raises(CoterieError, match=r"beyond 16,777,216 lose digits in float32.*column 'time': 1700000001.25"):
+        coterie.clients_from(tables, missing="median")
+    far = {name: {"income": times * np.tile([1.001, 2.001, 3.001, 4.0], 4), "label": [0, 1] * 8} for name in ("a", "b")}
+    assert coterie.clients_from(far, missing="median").train.x.nanmean() > 1e9

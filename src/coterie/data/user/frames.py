@@ -22,8 +22,9 @@ FREE_TEXT = (
     "keep the rows of one identifier together with --group-column"
 )
 EXACT = 2**24  # float32 represents all integers up to here
+LOST = 0.01  # of a standard deviation, which rounding to float32 may change
 PRECISION = (
-    f"whole numbers beyond {EXACT:,} lose digits in float32; scale them (timestamps: hours since a start), or leave "
+    f"numbers beyond {EXACT:,} lose digits in float32; scale them (timestamps: hours since a start), or leave "
     "the column out with --drop-column"
 )
 
@@ -63,13 +64,17 @@ def code(text: str, known: dict[str, int]) -> float:
 
 
 def narrow(values: Array, names: Sequence[str], where: str, notes: Notes) -> Array:
-    """Columns (n, F) as float32. Reports integers that lose digits."""
+    """Columns (n, F) as float32. Reports large numbers that lose digits: whole ones, or their differences."""
     with np.errstate(over="ignore"):  # overflow becomes infinite, which is reported
         made: Array = values.astype(np.float32)
-    changed = np.isfinite(made) & (np.abs(values) > EXACT) & (values == np.trunc(values)) & (made != values)
+    changed = np.isfinite(made) & (np.abs(values) > EXACT) & (made != values)
+    if changed.any():
+        spread = np.std(np.where(np.isfinite(made), values, values[changed][0]), 0)
+        fractions = (values != np.trunc(values)) & ~((np.abs(made - values) > LOST * spread) & (spread > 0))
+        changed &= ~fractions
     for column in np.flatnonzero(changed.any(0)).tolist():
         first = values[changed[:, column], column][0]
-        notes.wrong(PRECISION, f"{where}, column '{names[column]}': {first:.0f}")
+        notes.wrong(PRECISION, f"{where}, column '{names[column]}': {first:.12g}")
     return made
 
 

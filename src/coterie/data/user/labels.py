@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from coterie.core.errors import CoterieError
 from coterie.core.task import Classification, Task
 from coterie.core.tasks import MultiLabel, NextToken, Regression, Segmentation
+from coterie.data.user.frames import LOST
 from coterie.data.user.reading import MISSING, NO_LABEL, OUT_OF_RANGE, Array, Notes, Part, as_names, in_order
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ MOST_CLASSES = 10_000
 FEW_CLASSES, USED = 20, 0.9  # numbers that are taken for classes without asking; share of 0..max that must occur
 A_CLASS = "a class is a whole number from 0 or a name; --task regression takes numbers"
 NO_TARGET = "target that is missing or infinite"
-LOST = 0.01  # of the standard deviation of a target, which rounding to float32 may change
 TOO_LONG = (
     "float32 cannot tell these targets apart; subtract a constant (timestamps: hours since a start) or scale them"
 )
