@@ -47,7 +47,12 @@ LONG = "x" * 300
 WRONG: list[tuple[list[str], str]] = [
     ([""], "invalid choice"),
     (["--", "run"], "invalid choice"),
-    (["Run"], "invalid choice"),
+    (["Run"], "invalid choice: 'Run': did you mean 'run'?"),
+    (["train", "fedavg"], "invalid choice: 'train' (`coterie --help` explains)"),
+    (["run", "fedavg", "--datset", "x"], "unrecognized arguments: --datset x: did you mean --dataset?"),
+    (["run", "fedavg", "--epochs", "3"], "did you mean --local-epochs?"),
+    (["run", "fedavg", "--learning-rate=0.1"], "did you mean --lr or --schedule?"),
+    (["report"], "coterie report: error: the following arguments are required: RUN"),
     (["run"], "give a METHOD"),
     (["run", ""], "unknown method ''"),
     (["run", "é"], "unknown method 'é'"),
@@ -188,8 +193,16 @@ def test_wrong_commands(
     assert stop.value.code == 2
     assert said in told.err
     assert told.err.count("coterie: ") + told.err.count(": error: ") >= 1
+    assert "usage:" not in told.err
     assert told.out == ""
     assert sorted(os.listdir(desk)) == before
+
+
+def test_no_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([])
+    assert stop.value.code == 2
+    assert "train one method" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         signal.signal(signal.SIGINT, interrupt)
     try:
         check_current_folder()
-        parser = make_parser(list(sys.argv[1:] if argv is None else argv))
-        chosen = parser.parse_args(argv)
+        words = list(sys.argv[1:] if argv is None else argv)
+        parser = make_parser(words)
+        if not words:
+            parser.exit(2, parser.format_help())
+        chosen = parser.parse_args(words)
         chosen.act(chosen)
     except CoterieError as error:
         leave(str(error), 2, getattr(error, "__notes__", ()))
@@ -102,10 +105,10 @@ def check_current_folder() -> None:
 
 def make_parser(argv: list[str]) -> argparse.ArgumentParser:
     """The parser of these words. Only the module of their command is imported, or all for help and errors."""
-    from coterie.cli.flags import ShortUsage
+    from coterie.cli.parser import Parser, ShortUsage
     from coterie.core.version import VERSION
 
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="coterie",
         description="Personalized federated learning.",
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -7,28 +7,17 @@ import ast
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 MakeCommand = Callable[[str, Callable[[argparse.Namespace], None], str], argparse.ArgumentParser]
 
-FEW_FLAGS = 8  # flags that a usage line lists
 METHOD_HELP = "a name that `coterie methods` lists, or package.module:Class for your own method"
 
 
 def asked_for(argv: list[str], *commands: str) -> bool:
     """Whether one of these commands was called. Only these import torch for their flags."""
     return bool(argv) and argv[0] in commands
-
-
-class ShortUsage(argparse.HelpFormatter):
-    """Usage lines on which [options] stands for the flags of commands that have many."""
-
-    def add_usage(self, usage: str | None, actions: Iterable[argparse.Action], groups: Any, prefix: Any = None) -> None:
-        needed = [action for action in actions if action.required or not action.option_strings]
-        if len(list(actions)) > len(needed) + FEW_FLAGS:
-            actions = [argparse.Action([], "options", metavar="[options]"), *needed]
-        super().add_usage(usage, actions, groups, prefix)
 
 
 def add_flags(
