@@ -319,3 +319,31 @@ def test_two_clients_of_one_name_are_told_apart() -> None:
     with pytest.raises(CoterieError, match="clients 0, 2 are all named 'a'; give the number"):
         result.personal_model("a")
     assert result.personal_model(2).client_name == "a"
+
+
+def test_a_table_with_the_columns_of_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the run left out, its label and its clients' column need not be named again."""
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{i},{'north' if i % 2 else 'south'},{i % 5},{i % 7},{'ill' if i % 3 else 'well'}" for i in range(40)]
+    Path("all.csv").write_text("\n".join(["id,ward,a,b,state", *rows]), encoding="utf-8")
+    Path("one.csv").write_text("\n".join(["id,a,b,state", "1,2,3,ill", "2,3,4,well"]), encoding="utf-8")
+    own = ["--label-column", "state", "--client-column", "ward", "--drop-column", "id"]
+    run = ["run", "local", "--dataset", "all.csv", *own, "--rounds", "1", "--processes", "1"]
+    main([*run, "--out", "run", "--json"])
+    capsys.readouterr()
+    main(["predict", "run", "--client", "north", "all.csv", "--json"])
+    assert [row["label"] for row in json.loads(capsys.readouterr().out)][:3] == ["well", "ill", "ill"]
+    main(["evaluate", "run", "--client", "north", "--data", "one.csv", "--json"])
+    assert json.loads(capsys.readouterr().out)["clients"][0]["samples"] == 2
+    main(["adapt", "run", "--data", "all.csv", "--drop-column", "ward", "--out", "new", "--epochs", "1", "--json"])
+    with pytest.raises(SystemExit):
+        main(["evaluate", "run", "--client", "north", "--data", "all.csv"])
+    assert "Column 'ward' is unknown in all.csv" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*run[:3], "al.csv"])
+    assert "al.csv: no such file or folder: did you mean 'all.csv'?" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*run, "--model", "nets.py:Net"])
+    assert "name the module and not its file, such as nets:Net" in capsys.readouterr().err

@@ -89,7 +89,7 @@ def latex(table: TextTable) -> str:
     note = f"  \\par\\smallskip\\footnotesize {escaped(table.note)}\n" if table.note else ""
     label = f"  \\label{{{table.label}}}\n" if table.label else ""
     return (
-        f"\\begin{{table}}\n  \\centering\n  \\caption{{{escaped(table.title)}}}\n{label}"
+        f"\\begin{{table}} % needs \\usepackage{{booktabs}}\n  \\centering\n  \\caption{{{escaped(table.title)}}}\n{label}"
         f"  \\begin{{tabular}}{{{columns}}}\n    \\toprule\n{line([*map(escaped, table.header)])}\n    \\midrule\n"
         f"{rows}\n    \\bottomrule\n  \\end{{tabular}}\n{note}\\end{{table}}\n"
     )

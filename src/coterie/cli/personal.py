@@ -97,15 +97,20 @@ def run_of(chosen: argparse.Namespace) -> Run:
     return load_run(chosen.run, trust_code=hasattr(chosen, "trust_code"), **own)
 
 
-def reading_of(chosen: argparse.Namespace) -> LabelledReading:
+def reading_of(chosen: argparse.Namespace, run: Run, *unused: str) -> LabelledReading:
+    """How to read tables like the one that the run was given. unused: which other columns of it to ignore."""
     from coterie.personal.labelled import LabelledReading
     from coterie.personal.labels import LabelMapping
 
+    own = run.config.get("command")
+    own = own if isinstance(own, dict) else {}
+    dropped = [str(own[name]) for name in ("drop_column", *unused) if own.get(name)]
     return LabelledReading(
         labels=LabelMapping.parse(getattr(chosen, "labels", None)),
         label_column=getattr(chosen, "label_column", None),
+        usual_label=own.get("label_column"),
         group_column=getattr(chosen, "group_column", None),
-        drop_column=getattr(chosen, "drop_column", None),
+        drop_column=",".join([*dropped, getattr(chosen, "drop_column", "")]),
         resize=hasattr(chosen, "resize"),
     )
 
@@ -143,8 +148,9 @@ def do_predict(chosen: argparse.Namespace) -> None:
     from coterie.personal.use import predict
 
     run = run_of(chosen)
-    how = reading_of(chosen)
-    samples = read_samples(run, chosen.files, how.resize, how.label_column, how.dropped)
+    run.client_number(chosen.client)
+    how = reading_of(chosen, run, "client_column", "group_column")
+    samples = read_samples(run, chosen.files, how.resize, (how.label_column, how.usual_label), how.dropped)
     found = predict(run, chosen.client, samples, chosen.top)
     if hasattr(chosen, "json"):
         print(printable(json.dumps(found, indent=2, ensure_ascii=False), keep="\n"))
@@ -181,7 +187,7 @@ def do_evaluate(chosen: argparse.Namespace) -> None:
     run = run_of(chosen)
     clients = chosen_clients(chosen.client, run)
     data, folder = getattr(chosen, "data", None), getattr(chosen, "data_dir", None)
-    found = evaluate(run, clients, data, folder, reading_of(chosen))
+    found = evaluate(run, clients, data, folder, reading_of(chosen, run, "group_column"))
     if hasattr(chosen, "json"):
         clients_found = [{"name": run.client_name(e.client), **e.as_dict()} for e in found]
         print(json.dumps({"task": run.task.name, "classes": run.class_names, "clients": clients_found}, indent=2))
@@ -240,7 +246,7 @@ def do_adapt(chosen: argparse.Namespace) -> None:
 
     run = run_of(chosen)
     out = getattr(chosen, "out", None) or f"{run.path}-{Path(chosen.data).stem}"
-    record = adapt(run, chosen.data, out, getattr(chosen, "epochs", None), reading_of(chosen))
+    record = adapt(run, chosen.data, out, getattr(chosen, "epochs", None), reading_of(chosen, run))
     before, after = record.score("new_pre"), record.score("new_post")
     if hasattr(chosen, "json"):
         print(json.dumps({"folder": str(out), "before": before, "after": after}, indent=2))

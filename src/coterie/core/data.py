@@ -176,6 +176,8 @@ class FederatedData:
         classes = f" ({shortened(self.class_names)})" if self.class_names else ""
         goal = f"{self.classes} classes{classes}" if self.classes else f"{self.task.described()}{classes}"
         one = f"shape {self.shape}, {str(self.train.x.dtype).removeprefix('torch.')}"
+        network = self.transform.input_shape(self.shape)
+        one += f"; {network[0]} inputs of the network" if self.transform.columns and network != self.shape else ""
         return (
             f"FederatedData {self.name}: {self.num_clients} clients{named}, {goal}\n"
             f"  train: {self.train.summary()}\n"

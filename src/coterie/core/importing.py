@@ -26,6 +26,9 @@ def imported(what: str, path: str, folders: Sequence[str] = ()) -> Any:
     what: the kind of object, for messages. folders: where to look before the working directory.
     """
     module, _, attribute = path.partition(":")
+    if module.endswith(".py"):
+        named = f"{module.removesuffix('.py').replace(os.sep, '.')}:{attribute}"
+        raise CoterieError(f"cannot import {what} '{path}': name the module and not its file, such as {named}")
     places = [*folders, os.getcwd()]
     try:
         with on_path(places):

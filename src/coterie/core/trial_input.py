@@ -20,7 +20,7 @@ def trial_input(
 
     shape, sample_type: of one raw sample.
     """
-    raw = torch.zeros(2, *shape, dtype=sample_type)
+    raw = ready = torch.zeros(2, *shape, dtype=sample_type)
     if raw.is_floating_point():
         raw = raw.to(preprocess.mean.dtype)
     if raw.ndim == 4:
@@ -28,7 +28,8 @@ def trial_input(
     for channels_last in (True, False):
         preprocess.channels_last = channels_last
         try:
-            x = random_like(preprocess(raw))
+            ready = preprocess(raw)
+            x = random_like(ready)
             return x, outputs(network, x)
         except (RuntimeError, IndexError, ValueError, TypeError, KeyError) as error:
             failure: Exception = error
@@ -45,7 +46,8 @@ def trial_input(
         "--input values, if they are gray images, with --input image"
     )
     sides = " x ".join(map(str, shape))
-    raise CoterieError(f"the model cannot take {kind} samples of shape {sides}: {failure}{integers}") from None
+    coded = f", which are {ready.shape[1]} inputs of the network" if ready.shape[1:] != raw.shape[1:] else ""
+    raise CoterieError(f"the model cannot take {kind} samples of shape {sides}{coded}: {failure}{integers}") from None
 
 
 def random_like(x: Inputs) -> Inputs:

@@ -35,6 +35,7 @@ class LabelledReading:
 
     labels: LabelMapping = field(default_factory=LabelMapping)
     label_column: str | None = None
+    usual_label: str | None = None  # of the run's own table: used where a table has it
     group_column: str | None = None  # rows with the same value stay together in training or test
     drop_column: str | None = None  # names of unused columns, separated by commas
     resize: bool = False
@@ -88,7 +89,8 @@ def read_parts(run: SampleForm, path: Path, reading: LabelledReading) -> list[La
 
 
 def read_labelled_table(run: SampleForm, path: Path, split: str | None, reading: LabelledReading) -> LabelledPart:
-    table = read_table(run, path, reading.label_column, reading.dropped, reading.group_column)
+    label = (reading.label_column, reading.usual_label)
+    table = read_table(run, path, label, reading.dropped, reading.group_column)
     if table.labels is None:
         raise CoterieError(f"{path}: no column with labels; name it with --label-column")
     return LabelledPart(split, table.x, labels_for(run, table.labels, reading, str(path)), table.groups)

@@ -8,8 +8,13 @@ SCRIPT = '''"""Predict with the model NAME.onnx next to this file. Needs onnxrun
 python NAME.predict.py FILE: a .npy array of raw samples or, for a table, a .csv with named columns
 """
 import csv, json, sys
-import numpy as np, onnxruntime
 
+try:
+    import numpy as np, onnxruntime
+except ImportError as error:
+    sys.exit(f"{error}: pip install onnxruntime")
+if len(sys.argv) != 2:
+    sys.exit(__doc__)
 session = onnxruntime.InferenceSession(__file__.removesuffix(".predict.py") + ".onnx")
 about = json.loads(session.get_modelmeta().custom_metadata_map["about"])  # shape, columns, classes, ...
 

@@ -32,6 +32,9 @@ from coterie.personal.arrays import (
 log = logging.getLogger(__name__)
 
 
+LabelColumn = tuple[str | None, str | None]  # as the user names it, and that of the run's own table
+
+
 class Samples(NamedTuple):
     x: Tensor  # (N, ...) raw
     names: list[str]  # file and row of each
@@ -50,18 +53,18 @@ def read_samples(
     run: SampleForm,
     paths: Sequence[str | Path],
     resize: bool = False,
-    label_column: str | None = None,
+    label: LabelColumn = (None, None),
     dropped: Sequence[str] = (),
 ) -> Samples:
     """All samples in these files, in the form that the run's models take. dropped: unused columns."""
-    parts = [read_file(run, Path(path), resize, label_column, dropped) for path in paths]
+    parts = [read_file(run, Path(path), resize, label, dropped) for path in paths]
     if not parts:
         raise CoterieError("no samples were given")
     x = torch.cat([part.x for part in parts])
     return Samples(x, *([v for part in parts for v in part[column]] for column in (1, 2)))
 
 
-def read_file(run: SampleForm, path: Path, resize: bool, label_column: str | None, dropped: Sequence[str]) -> Samples:
+def read_file(run: SampleForm, path: Path, resize: bool, label: LabelColumn, dropped: Sequence[str]) -> Samples:
     if not path.is_file():
         raise CoterieError(f"{path}: no such file")
     kind = path.suffix.lower()
@@ -72,7 +75,7 @@ def read_file(run: SampleForm, path: Path, resize: bool, label_column: str | Non
     if kind == ".npz":
         x = samples_of(run, path, "x", read_arrays(path))
     else:
-        x, labels, _ = read_table(run, path, label_column, dropped)
+        x, labels, _ = read_table(run, path, label, dropped)
     if not len(x):
         raise CoterieError(f"{path} has no samples")
     texts = [label_text(label) for label in labels] if labels is not None else [""] * len(x)
@@ -88,12 +91,13 @@ def label_text(label: Any) -> str:
 def read_table(
     run: SampleForm,
     path: Path,
-    label_column: str | None = None,
+    label: LabelColumn = (None, None),
     dropped: Sequence[str] = (),
     group_column: str | None = None,
 ) -> Rows:
     """Read a CSV or Parquet file by column name, or by position if the run or the file has no names."""
     columns = run.transform.columns
+    label_column, usual = label
     if not columns:
         if path.suffix.lower() != ".csv":
             raise CoterieError(f"{path}: the models of this run take arrays of {words(run.shape)}; give .npz or .csv")
@@ -101,7 +105,7 @@ def read_table(
             raise CoterieError(f"{path}: --group-column is for tables with named columns")
         return read_rows(run, path, label_column)
     names = {"label_column": label_column, "group_column": group_column}
-    labels = () if run.classes else run.class_names
+    labels = tuple(() if usual is None else (usual,)) if run.classes else run.class_names
     table = read_table_by(columns, path, ignored=dropped, labels=labels, **names)
     if table.by_position:
         log.warning("%s has no header; its columns were taken by position: %s", path, listed(columns))

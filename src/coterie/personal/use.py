@@ -23,7 +23,6 @@ from coterie.data import DATASETS, Dataset, load
 from coterie.data import federate as gather
 from coterie.data.datasets import is_known, known_as
 from coterie.data.user import is_path
-from coterie.data.user.tables import KINDS
 from coterie.execution.scoring import measured, slices
 from coterie.federation.newcomers import keep_out
 from coterie.personal.arrays import SampleForm, words
@@ -141,16 +140,11 @@ def evaluate(
     return found
 
 
-def is_file(data: str) -> bool:
-    """Whether this is a path rather than the name of a dataset."""
-    return is_path(data) or data.lower().endswith((".npz", *KINDS))
-
-
 def samples_for_test(
     run: SampleForm, data: str, data_dir: str | None = None, reading: LabelledReading = BY_NAME
 ) -> tuple[Tensor, Tensor]:
     """The test samples of `data`, and their labels: a dataset by name, or a path that `read_labelled` takes."""
-    if not is_file(data):
+    if not is_path(data):
         return test_split(run, data, data_dir)
     parts = read_labelled(run, data, reading)
     return joined(parts, "test" if any(part.split == "test" for part in parts) else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import shlex
 from pathlib import Path
@@ -15,7 +16,7 @@ from coterie.data.user.hugging_face import is_hugging_face, read_hugging_face
 from coterie.data.user.images import read_image_tree
 from coterie.data.user.pooled import Pooled, pool
 from coterie.data.user.reading import Found, Notes, Reading, entries, readable
-from coterie.data.user.tables import is_table, read_tables, table_files
+from coterie.data.user.tables import KINDS, is_table, read_tables, table_files
 
 FORMS = (
     "a folder with a CSV or Parquet file for each client, a folder of images for each client, an .npz with x, y and "
@@ -25,7 +26,8 @@ FORMS = (
 
 def is_path(name: str) -> bool:
     """Whether this is a path rather than the name of a dataset."""
-    return os.sep in name or name.startswith(("~", ".")) or (not is_known(name) and os.path.exists(name))
+    marked = os.sep in name or name.startswith(("~", ".")) or name.lower().endswith((".npz", *KINDS))
+    return marked or (not is_known(name) and os.path.exists(name))
 
 
 def read_own(path: str | os.PathLike[str], reading: Reading, task: type[Task] | None = None) -> Dataset:
@@ -43,7 +45,10 @@ def read_own(path: str | os.PathLike[str], reading: Reading, task: type[Task] | 
 def located(path: str | os.PathLike[str]) -> Path:
     where = Path(os.path.expanduser(path))
     if not where.exists():
-        raise CoterieError(f"{where}: no such file or folder")
+        beside = os.listdir(where.parent) if where.parent.is_dir() else []
+        near = difflib.get_close_matches(where.name, beside, n=1, cutoff=0.75)
+        hint = f": did you mean '{where.parent / near[0]}'?" if near else ""
+        raise CoterieError(f"{where}: no such file or folder{hint}")
     return where
 
 

@@ -22,7 +22,8 @@ KINDS = {"mean": "mean", "worst10": "worst 10 %"}
 
 def metrics(runs: Sequence[Run]) -> Markup:
     """All metrics after the last round: of each method, each client and each class."""
-    groups = [g for g in trained(grouped(runs)) if any(numbers_of(run) for run in g.runs)]
+    every = grouped(runs)
+    groups = [own_models(g, every) for g in trained(every) if any(numbers_of(run) for run in g.runs)]
     if not groups:
         return join()
     found = [numbers_of(run) for g in groups for run in g.runs]
@@ -39,6 +40,11 @@ def metrics(runs: Sequence[Run]) -> Markup:
         client_metrics(groups, scales),
         class_view(groups),
     )
+
+
+def own_models(group: SeedGroup, every: Sequence[SeedGroup]) -> SeedGroup:
+    """The group that reports the clients' own models of these runs: FedAvg-FT where FedAvg reports the global one."""
+    return next((g for g in every if g.run is group.run and g.point == group.run.point), group)
 
 
 def headings(scales: Mapping[str, MetricScale]) -> list[str]:
