@@ -80,6 +80,11 @@ def test_progress_is_shown_whatever_the_format(tmp_path: Path, capsys: pytest.Ca
     assert "Local  round 1/1" in told.err
     assert told.out.startswith("\\begin{table}")
     assert told.out.endswith("\\end{table}\n")
+    main(["table", str(tmp_path / "c"), "--format", "latex"])
+    shown = capsys.readouterr().out
+    main(["table", str(tmp_path / "c"), "--out", str(tmp_path / "table.tex")])
+    assert (tmp_path / "table.tex").read_text(encoding="utf-8") == shown
+    assert capsys.readouterr().out == f"{tmp_path / 'table.tex'}\n"
 
 
 def test_names_of_ones_own_and_two_of_one_kind() -> None:

@@ -160,6 +160,8 @@ WRONG: list[tuple[list[str], str]] = [
     (["table", "run", "--columns", "by_validation"], "these runs did not measure it"),
     (["table", "run", "--against", "Ditto"], "unknown method to test against 'Ditto'"),
     (["table", "run", "--format", "pdf"], "invalid choice"),
+    (["table", "run", "--out", "table.doc"], "table.doc: tables are written as .tex, .md, .csv or .html"),
+    (["table", "run", "--out", "nowhere/table.md"], "nowhere/table.md cannot be written"),
     (["recipes", "nothing-like-this"], "no recipe contains"),
     (["reproduce", "P9"], "P9"),
     (["reproduce", "cut.yaml"], "cut.yaml"),

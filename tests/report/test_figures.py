@@ -13,7 +13,7 @@ import coterie
 from coterie.analysis import plots
 from coterie.cli import main
 from coterie.core.errors import CoterieError
-from coterie.report.figures import KINDS, SIZES, draw
+from coterie.report.figures import KINDS, SIZES, draw, write_figure
 from coterie.runs.run import Run
 from coterie.runs.tables import ClientTable, Score
 
@@ -69,6 +69,14 @@ def test_what_cannot_be_drawn_is_refused() -> None:
         draw(two_seeds(), "heads")
     with pytest.raises(CoterieError, match="did you mean 'curves'"):
         draw(two_seeds(), "curve")
+
+
+def test_an_unfinished_run_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("coterie.report.figures.open_runs", lambda paths: two_seeds())
+    write_figure(["runs/some"], "curves", "acm", tmp_path / "f.svg", "svg")
+    assert "run-1 is not finished; the figure shows the rounds that it has" in caplog.text
 
 
 @pytest.mark.long

@@ -6,11 +6,13 @@ import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from coterie.core.errors import unknown
+from coterie.core.errors import CoterieError, unknown
 
 FORMATS = ("terminal", "markdown", "latex", "csv", "html")
+ENDINGS = {".tex": "latex", ".md": "markdown", ".csv": "csv", ".html": "html"}
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "²": r"$^2$"}
 LATEX |= {letter: f"\\{letter}" for letter in "&%$#_{}"} | {"<": "$<$", ">": "$>$"}
 LATEX |= {"τ": r"$\tau$", "ε": r"$\varepsilon$", "λ": r"$\lambda$", "†": r"$^{\dagger}$"}
@@ -52,10 +54,28 @@ def show(tables: Sequence[TextTable], format: str = "terminal") -> None:
         for table in map(filled, tables):
             show_table(table.title, table.header, table.rows, table.note)
         return
+    print("\n".join(text(table, format) for table in tables), end="")
+
+
+def text(table: TextTable, format: str) -> str:
+    """The table in one of FORMATS but terminal."""
     writers = {"markdown": markdown, "latex": latex, "csv": as_csv, "html": as_html}
     if format not in writers:
         raise unknown("format", format, FORMATS)
-    print("\n".join(writers[format](table) for table in tables), end="")
+    return writers[format](table)
+
+
+def write(table: TextTable, out: str | Path, format: str | None = None) -> Path:
+    """Write the table to a file. format: default: by its ending."""
+    path = Path(out)
+    found = format or ENDINGS.get(path.suffix.lower())
+    if found is None or found == "terminal":
+        raise CoterieError(f"{path}: tables are written as .tex, .md, .csv or .html, or name one with --format")
+    try:
+        path.write_text(text(table, found), encoding="utf-8")
+    except OSError as error:
+        raise CoterieError(f"{path} cannot be written: {error.strerror}") from None
+    return path
 
 
 def filled(table: TextTable) -> TextTable:
@@ -89,7 +109,8 @@ def latex(table: TextTable) -> str:
     note = f"  \\par\\smallskip\\footnotesize {escaped(table.note)}\n" if table.note else ""
     label = f"  \\label{{{table.label}}}\n" if table.label else ""
     return (
-        f"\\begin{{table}} % needs \\usepackage{{booktabs}}\n  \\centering\n  \\caption{{{escaped(table.title)}}}\n{label}"
+        f"\\begin{{table}} % needs \\usepackage{{booktabs}}\n  \\centering\n"
+        f"  \\caption{{{escaped(table.title)}}}\n{label}"
         f"  \\begin{{tabular}}{{{columns}}}\n    \\toprule\n{line([*map(escaped, table.header)])}\n    \\midrule\n"
         f"{rows}\n    \\bottomrule\n  \\end{{tabular}}\n{note}\\end{{table}}\n"
     )

@@ -132,14 +132,13 @@ def do_models(chosen: argparse.Namespace) -> None:
             run.metric.number(c.score),
             percents(c.interval),
             str(c.tested),
-            c.file.name,
-            f"{c.size / 1e6:.2f} MB",
+            f"{c.size / 1e6:.2f}",
         ]
         for c in run.clients
     ]
     interval = f"; {INTERVAL}" if run.metric.counts else ""
     note = f"{run.metric.words}: {MEASURED[run.point]}{interval}" if run.point else ""
-    header = (*client_header(run), "samples", "classes", run.metric.words, "95 %", "tested", "file", "size")
+    header = (*client_header(run), "samples", "classes", run.metric.words, "95 %", "tested", "MB")
     show(f"Models in {run.path}", header, rows, note)
 
 

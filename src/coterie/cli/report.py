@@ -38,6 +38,7 @@ def add_commands(command: MakeCommand, argv: list[str]) -> None:
     )
     table.add_argument("--caption", metavar="TEXT", help="caption; default: dataset and number of clients")
     table.add_argument("--label", metavar="NAME", help="label for \\ref in LaTeX, such as tab:accuracy")
+    table.add_argument("--out", metavar="FILE", help="write it here; the ending .tex, .md, .csv or .html is its format")
     add_format(table)
 
 
@@ -86,4 +87,8 @@ def do_table(chosen: argparse.Namespace) -> None:
     found = load_comparison(*chosen.runs)
     columns = [name.strip() for name in getattr(chosen, "columns", "").split(",") if name.strip()]
     against, caption, label = (getattr(chosen, name, None) for name in ("against", "caption", "label"))
-    tables.show([found.publication(columns, against, caption, label)], getattr(chosen, "format", "terminal"))
+    made = found.publication(columns, against, caption, label)
+    if hasattr(chosen, "out"):
+        print(tables.write(made, chosen.out, getattr(chosen, "format", None)))
+    else:
+        tables.show([made], getattr(chosen, "format", "terminal"))

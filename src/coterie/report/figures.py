@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,6 +22,8 @@ from coterie.report.seeds import OverSeeds, SeedGroup, grouped
 from coterie.runs.disk import whole
 from coterie.runs.finding import open_runs
 from coterie.runs.run import Run
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,7 +47,11 @@ SIZES = {"acm": FigureSize(3.33, 2.1, 8), "ieee": FigureSize(3.5, 2.2, 8), "neur
 
 def write_figure(paths: Sequence[str | Path], kind: str, size: str, out: str | Path, format: str) -> Path:
     """Write a figure of these run folders atomically. Its metadata name the runs."""
-    figure, path = draw(open_runs(paths), kind, size), Path(out)
+    runs, path = open_runs(paths), Path(out)
+    for run in runs:
+        if run.result is None:
+            log.warning("%s is not finished; the figure shows the rounds that it has", run.path)
+    figure = draw(runs, kind, size)
     try:
         with whole(path, shared=True) as part:
             origin = f"coterie {VERSION}, runs: {', '.join(map(str, paths))}"

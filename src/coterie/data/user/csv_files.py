@@ -30,7 +30,9 @@ def csv_names(path: Path, known: Collection[str] = ()) -> list[str]:
             "to_csv(index=False))"
         )
     if len(set(names)) < len(names):
-        raise Unusable(f"two columns have the same name: {Counter(names).most_common(1)[0][0]!r}; is line 1 the header?")
+        raise Unusable(
+            f"two columns have the same name: {Counter(names).most_common(1)[0][0]!r}; is line 1 the header?"
+        )
     return names
 
 
