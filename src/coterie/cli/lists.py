@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from coterie.cli.downloads import add_download_actions
-from coterie.cli.flags import MakeCommand, ShortUsage, add_flags, asked_for, given
+from coterie.cli.flags import MakeCommand, add_flags, asked_for, given
+from coterie.cli.parser import ShortUsage
 
 OPTIONS: dict[str, Any] = {"argument_default": argparse.SUPPRESS, "formatter_class": ShortUsage}
 DRAWN = "fedreg"  # the method of `coterie pictures`, if none is named
