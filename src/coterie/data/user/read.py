@@ -45,8 +45,8 @@ def read_own(path: str | os.PathLike[str], reading: Reading, task: type[Task] | 
 def located(path: str | os.PathLike[str]) -> Path:
     where = Path(os.path.expanduser(path))
     if not where.exists():
-        beside = os.listdir(where.parent) if where.parent.is_dir() else []
-        near = difflib.get_close_matches(where.name, beside, n=1, cutoff=0.75)
+        names = os.listdir(where.parent) if where.parent.is_dir() else []
+        near = difflib.get_close_matches(where.name, names, n=1, cutoff=0.75)
         hint = f": did you mean '{where.parent / near[0]}'?" if near else ""
         raise CoterieError(f"{where}: no such file or folder{hint}")
     return where
