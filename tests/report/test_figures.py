@@ -11,9 +11,11 @@ from scipy import stats
 
 import coterie
 from coterie.analysis import plots
+from coterie.analysis.looks import looks
 from coterie.cli import main
 from coterie.core.errors import CoterieError
 from coterie.report.figures import KINDS, SIZES, draw, write_figure
+from coterie.report.seeds import grouped
 from coterie.runs.run import Run
 from coterie.runs.tables import ClientTable, Score
 
@@ -69,6 +71,12 @@ def test_what_cannot_be_drawn_is_refused() -> None:
         draw(two_seeds(), "heads")
     with pytest.raises(CoterieError, match="did you mean 'curves'"):
         draw(two_seeds(), "curve")
+
+
+def test_runs_on_different_data_are_named_after_them_and_keep_the_color_of_their_method() -> None:
+    groups = grouped([*two_seeds(), RunInMemory(0, [0.5], [0.5], data="other")])
+    assert [(group.label, len(group.runs)) for group in groups] == [("FedPer on toy", 2), ("FedPer on other", 1)]
+    assert groups[0].look.color == looks(["FedPer"])["FedPer"].color
 
 
 def test_an_unfinished_run_is_named(

@@ -233,6 +233,8 @@ def test_a_comparison_is_shown_as_it_was_made(tmp_path: Path, named: str, order:
         made = page(given)
         shown = made.table("method", "accuracy", "seconds")
         assert [r["method"] for r in shown] == order
+        own = made.table("method", "accuracy, %", "AUROC, %")
+        assert {(r["method"], r["accuracy, %"]) for r in own} <= {(r["method"], r["accuracy"]) for r in shown}
         tests = made.table("method", f"against {against}", "p (Holm)")
         assert [r["method"] for r in tests] == [name for name in order if name != against]
     rows = json.loads((out / "compare.json").read_text())["outcomes"]

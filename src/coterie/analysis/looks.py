@@ -62,7 +62,7 @@ def looks(labels: Sequence[str]) -> dict[str, Look]:
 
 def preferred(label: str) -> int:
     """The number of the method at the start of a label; for other labels, a number derived from their letters."""
-    known, name = order(), spelling(re.split(r", | \(", label, maxsplit=1)[0])
+    known, name = order(), spelling(re.split(r", | \(| on ", label, maxsplit=1)[0])
     return known.get(name, len(known) + sum(map(ord, name)))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from coterie.analysis.outcomes import place
 from coterie.core.errors import CoterieError
-from coterie.report.elements import listed, paragraph, table
+from coterie.report.elements import grid, listed, paragraph, table
 from coterie.report.markup import Markup, join, tag
 from coterie.report.naming import entries, named
 from coterie.report.page import document
@@ -84,7 +84,7 @@ class LivePage:
             parts.append(status_table(shown))
         for metric in dict.fromkeys(run.metric for run in shown):  # charts have one axis
             same = [run for run in shown if run.metric == metric]
-            parts += [all_clients(grouped(same)), over_rounds(same)]
+            parts += [grid([all_clients(grouped(same))]), over_rounds(same)]
         return join(*parts)
 
     def whole(self) -> str:

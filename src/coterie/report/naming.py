@@ -96,6 +96,10 @@ def details(runs: Sequence[Run]) -> list[str]:
 
 
 def detail(run: Run, own: Mapping[str, Any], group: Sequence[tuple[Run, Mapping[str, Any]]]) -> str:
+    data = own.get("data.name")
+    same = [(other, others) for other, others in group if others.get("data.name") == data]
+    if len(same) < len(group):
+        return f" on {data}{detail(run, own, same)}"
     differ = [name for name in own if any(other.get(name) != own[name] for _, other in group)]
     begun = [(other.seed, start(other)) for other, others in group if others == own]
     if begun.count((run.seed, start(run))) > 1 or len(differ) > 2:
