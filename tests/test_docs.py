@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from coterie.analysis.catalogue import RECORDS
 from coterie.analysis.methods_page import markdown
 from tests import toy
 from tests.browser import PROGRAM, Browser
@@ -38,6 +39,13 @@ def test_the_method_on_the_page_runs(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.long
+def test_recorded_behavior_is_the_codes() -> None:
+    """If this fails: python -m tools.behavior, then coterie methods --markdown > docs/methods.md"""
+    from tools.behavior import records
+
+    assert RECORDS.read_text(encoding="utf-8") == records()
+
+
 def test_the_table_of_methods_is_the_codes() -> None:
     """If this fails: coterie methods --markdown > docs/methods.md"""
     assert (DOCS / "methods.md").read_text(encoding="utf-8") == markdown()

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from coterie.analysis.catalogue import MethodEntry, entries
+from coterie.analysis import catalogue
+from coterie.analysis.catalogue import MethodEntry, entries, recorded
 from coterie.analysis.choosing import Filters, suggestions, years
 from coterie.analysis.citations import CITATION, CONFERENCES, JOURNALS, Citation, bibtex, described, key
 from coterie.cli import main
@@ -187,7 +188,13 @@ def test_filters(listed: list[MethodEntry]) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.long
+def test_a_method_without_a_record_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = recorded()
+    monkeypatch.setattr(catalogue, "recorded", dict)
+    for name in ("fedavg", "fedgh"):
+        assert MethodEntry(name, METHODS[name]()).behavior == expected[name]
+
+
 def test_filters_by_content(listed: list[MethodEntry]) -> None:
     assert names(Filters(sends="prototypes").chosen(listed)) == {
         "fedproto", "fedtgp", "fedgh", "gpfl", "fedpac", "fedpac-proto", "pfedfda",
@@ -204,7 +211,6 @@ def test_filters_by_task(listed: list[MethodEntry]) -> None:
     assert numbers == {name for name, kind in METHODS.items() if not kind.needs_classes}
 
 
-@pytest.mark.long
 def test_filters_by_traffic(listed: list[MethodEntry]) -> None:
     assert names(Filters(suits=("little bandwidth",)).chosen(listed)) == {"lg-fedavg", "fedproto", "fedgh", "fedtgp"}
     assert names(Filters(suits=("little bandwidth",), task="regression").chosen(listed)) == {"lg-fedavg"}
@@ -226,8 +232,7 @@ def test_years(text: str, span: tuple[int, int]) -> None:
     assert years(text) == span
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("situation", [s for s in SITUATIONS if s != "privacy"])  # tested above, and slow for all
+@pytest.mark.parametrize("situation", SITUATIONS)
 def test_suggestions_fit_what_the_class_says(situation: str, listed: list[MethodEntry]) -> None:
     found = suggestions(listed, [situation])
     assert 0 < len(found) < len(listed)
@@ -245,7 +250,6 @@ def test_suggestions_fit_what_the_class_says(situation: str, listed: list[Method
         assert chosen.isdisjoint({"scaffold", "moon", "ditto", "fedrep", "afl"})  # these keep something per client
 
 
-@pytest.mark.long
 def test_several_situations(listed: list[MethodEntry]) -> None:
     both = suggestions(listed, ["feature shift", "new-clients"])
     assert {s.entry.name for s in both} == {"feddbe", "hypcluster", "pfedfda"}

@@ -2,48 +2,52 @@
 
 from __future__ import annotations
 
+import json
 import typing
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from coterie.analysis.citations import Description, described
-from coterie.analysis.contents import contents
-from coterie.core import tree
-from coterie.core.data import FederatedData, Split
-from coterie.core.errors import CoterieError
 from coterie.core.families import SITUATIONS
 from coterie.core.method import AnyMethod
 from coterie.core.tasks import TASKS
-from coterie.execution import Looped, Turn
-from coterie.execution.requests import send
-from coterie.execution.scoring import has_global
 from coterie.methods import METHODS, VARIANTS
-from coterie.models import make_network
-from coterie.privacy.examine import examine
-from coterie.privacy.refusals import verdict
 
-CLIENTS = 20
+RECORDS = Path(__file__).parent / "behavior.json"
+CLIENTS = 20  # of the federation in which bytes are counted
 LITTLE = 0.5  # share of FedAvg's traffic below which a method needs little bandwidth
 PRIVATE = ("dp-sample", "dp-client", "encrypt")
 
 
-class Traffic(NamedTuple):
-    """What one client exchanges in one round, and whether the server has a model."""
+class Behavior(NamedTuple):
+    """What a method does with its default settings, as tried by `coterie.analysis.behavior`."""
 
+    sends: tuple[str, ...]  # words for what travels
+    private: tuple[str, ...]  # the protections that it allows
     down: tuple[str, ...]  # fields that are sent to a client
     up: tuple[str, ...]
-    has_global: bool
-    bytes_down: int
+    has_global: bool  # whether the server has a model
+    bytes_down: int  # one client in one round
     bytes_up: int
     model: int  # bytes of the whole model
 
 
+@cache
+def recorded() -> dict[str, Behavior]:
+    """The recorded behavior of the built-in methods; `python -m tools.behavior` records it."""
+    rows: dict[str, dict[str, Any]] = json.loads(RECORDS.read_text(encoding="utf-8"))
+    return {name: Behavior(**{key: plain(value) for key, value in row.items()}) for name, row in rows.items()}
+
+
+def plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
 @dataclass(frozen=True)
 class MethodEntry:
-    """A method with its default settings. What has to be tried out is found when it is first asked for."""
+    """A method with its default settings."""
 
     name: str
     method: AnyMethod
@@ -75,27 +79,18 @@ class MethodEntry:
         return {variant: title for variant, (base, _, title) in VARIANTS.items() if base == self.name}
 
     @cached_property
-    def private(self) -> tuple[str, ...]:
-        """The protections that the method allows."""
-        kinds = [kind for kind in PRIVATE if kind != "encrypt" and verdict(kind, self.method) is None]
-        try:
-            examine(self.method)
-        except CoterieError:
-            return tuple(kinds)
-        return (*kinds, "encrypt")
+    def behavior(self) -> Behavior:
+        """As recorded; a method without a record is tried."""
+        if self.name in recorded():
+            return recorded()[self.name]
+        from coterie.analysis.behavior import tried
 
-    @cached_property
-    def sends(self) -> tuple[str, ...]:
-        return contents(self.method)
-
-    @cached_property
-    def traffic(self) -> Traffic:
-        return measured(self.method)
+        return tried(self.method)
 
     @property
     def share(self) -> float:
         """Bytes of a round, as a share of FedAvg's."""
-        return (self.traffic.bytes_down + self.traffic.bytes_up) / (2 * self.traffic.model)
+        return (self.behavior.bytes_down + self.behavior.bytes_up) / (2 * self.behavior.model)
 
     def meets(self, situation: str) -> bool:
         """Whether the method suits a situation, by its own declaration or by what it does."""
@@ -107,11 +102,11 @@ class MethodEntry:
                 stateless = self.method.personal_is_global and (not self.stays or self.method.finishes)
                 return stateless and "few clients" not in self.method.suits
             case "new clients" | "global model":
-                return self.traffic.has_global
+                return self.behavior.has_global
             case "little bandwidth":
                 return 0 < self.share < LITTLE
             case "privacy":
-                return set(self.private) == set(PRIVATE)
+                return set(self.behavior.private) == set(PRIVATE)
             case "no classes needed":
                 return not self.method.needs_classes
         return False
@@ -124,12 +119,10 @@ class MethodEntry:
             "family": self.family,
             "about": self.description.about,
             "paper": citation and citation._asdict(),
-            "sends": self.sends,
-            **self.traffic._asdict(),
+            **self.behavior._asdict(),
             "stays": self.stays,
             "results": dict(self.method.results),
             "tasks": self.tasks,
-            "private": self.private,
             "suits": tuple(word for word in SITUATIONS if self.meets(word)),
             "variants": self.variants,
         }
@@ -142,36 +135,3 @@ def entries() -> list[MethodEntry]:
 def message(method: AnyMethod, function: str) -> Any:
     """The type that a function of a method returns: `Down` of server_send, `State` of client_init."""
     return typing.get_type_hints(getattr(type(method), function))["return"]
-
-
-def measured(method: AnyMethod) -> Traffic:
-    """The messages of one round, without training."""
-    data = sample_data()
-    brief = replace(method, train=method.train.but(local_epochs=0))
-    backend = Looped(brief, make_network("cnn", data, 0), data, 0, processes=1)
-    server = backend.method.server_init(backend.model, backend.census)
-    backend.join(backend.method.server_welcome(server))
-    everyone = torch.arange(CLIENTS)
-    downs = send(backend.method, server, everyone)
-    ups = backend.train(everyone, downs, Turn(0)).ups
-    return Traffic(
-        filled(downs),
-        filled(ups),
-        has_global(method, backend.model, server, data),
-        tree.size(downs) // CLIENTS,
-        tree.size(ups) // CLIENTS,
-        tree.size(backend.model.start),
-    )
-
-
-def filled(messages: Any) -> tuple[str, ...]:
-    """The fields that hold something."""
-    return tuple(name for name in type(messages)._fields if tree.leaves(getattr(messages, name)))
-
-
-def sample_data() -> FederatedData:
-    """Images of the paper's size; only shapes matter."""
-    draw = torch.Generator().manual_seed(0)
-    x = torch.randint(0, 256, (CLIENTS * 10, 1, 28, 28), generator=draw, dtype=torch.uint8)
-    split = Split(x, torch.arange(10).repeat(CLIENTS), (10,) * CLIENTS)
-    return FederatedData("sample", 10, split, split)

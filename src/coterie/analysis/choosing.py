@@ -59,9 +59,9 @@ class Filters:
             if (not family or e.family == family)
             and (not self.year or first <= (e.year or -1) <= last)
             and (not task or task in e.tasks)
-            and (not sends or sends in e.sends)
+            and (not sends or sends in e.behavior.sends)
             and all(e.meets(situation) for situation in suits)
-            and (not private or private in e.private)
+            and (not private or private in e.behavior.private)
         ]
 
 

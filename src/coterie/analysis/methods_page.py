@@ -67,15 +67,15 @@ def anchor(text: str) -> str:
 
 
 def index_row(e: MethodEntry) -> str:
-    t = e.traffic
+    t = e.behavior
     return (
-        f"| [`{e.name}`](#{e.name}) | {e.description.about} | {', '.join(e.sends)} "
+        f"| [`{e.name}`](#{e.name}) | {e.description.about} | {', '.join(e.behavior.sends)} "
         f"| {t.bytes_down:,} | {t.bytes_up:,} | {e.year or ''} |"
     )
 
 
 def section(e: MethodEntry) -> Iterator[str]:
-    t, method, citation = e.traffic, e.method, e.description.citation
+    t, method, citation = e.behavior, e.method, e.description.citation
     yield from (f"### {e.name}", "", f"**{method.title}**. {e.description.about}", "")
     if method.formula:
         yield from ("```text", inspect.cleandoc(method.formula), "```", "")
@@ -86,7 +86,7 @@ def section(e: MethodEntry) -> Iterator[str]:
     yield f"- Reported: {', '.join(f'{name} (`{point}`)' for name, point in method.results.items())}."
     yield f"- Suits: {'; '.join(suited(e)) or 'no situation in particular'}."
     yield f"- Needs: {', '.join(what for name, what in NEEDS.items() if getattr(method, name)) or 'nothing special'}."
-    yield f"- Privacy with default settings: {', '.join(f'`{kind}`' for kind in e.private) or 'none'}."
+    yield f"- Privacy with default settings: {', '.join(f'`{kind}`' for kind in e.behavior.private) or 'none'}."
     if e.variants:
         yield f"- Variants: {', '.join(f'`{name}` ({title})' for name, title in e.variants.items())}."
     yield from settings(e)
@@ -101,7 +101,7 @@ def message_rows(e: MethodEntry, way: str) -> Iterator[str]:
     kind = message(e.method, "server_send") if way == "down" else message(e.method, "client_train").__args__[1]
     declared = re.findall(r"^    (\w+): ([^#\n]*)(?:#(.*))?$", inspect.getsource(kind), re.M)
     for name, typed, comment in declared:
-        if name in getattr(e.traffic, way):
+        if name in getattr(e.behavior, way):
             plain = re.sub(r"Annotated\[(\w+), .*\]| \| tuple\[\(\)\]| = .*", r"\1", typed.strip())
             yield f"| {way} | `{name}` | `{plain}` | {clean(comment.strip())} |"
 
