@@ -4,7 +4,7 @@ BIN := .venv/bin
 FLOWER := .venv-flower/bin
 QUICK := tests/core tests/methods tests/models tests/data tests/analysis tests/test_house.py  # the pure parts
 
-.PHONY: demo quick test test-flower slow wheel check audit chaos docs bench clean
+.PHONY: demo quick test test-flower slow wheel check audit chaos docs docs-version bench clean
 
 demo: .venv/installed
 	$(BIN)/coterie demo
@@ -41,6 +41,12 @@ audit: .venv/dev  # asks an advisory service on the internet; --strict: a librar
 chaos: .venv/dev  # attacks our own processes on this machine, about 25 minutes; figures of docs/security.md
 	$(BIN)/python -m benchmarks.chaos
 	$(BIN)/python -m benchmarks.chaos --page
+
+docs-version: export PATH := $(CURDIR)/$(BIN):$(PATH)
+docs-version: .venv/docs  # commits the site of this version to the branch gh-pages, next to those of earlier versions
+	NO_MKDOCS_2_WARNING=1 VERSIONS_OF_DOCS=mike mike deploy --update-aliases \
+		"$$(python -c 'from coterie.core.version import VERSION; print(VERSION)')" latest
+	mike set-default --allow-undefined latest
 
 docs: .venv/docs  # a site in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

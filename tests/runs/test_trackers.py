@@ -182,6 +182,11 @@ def test_mlflow(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(curves[name]) == len(events), f"{name}: a step twice"
     assert_as_written(curves, run, clock=False)
     assert_outcome(found.data.metrics, run)
+    kept = {item.path for item in client.list_artifacts(found.info.run_id)}
+    assert kept >= {"config.json", "result.json", "clients.csv", "partition.npz"}
+    assert not any("model" in name for name in kept)
+    stored = client.download_artifacts(found.info.run_id, "result.json")
+    assert Path(stored).read_bytes() == (run / "result.json").read_bytes()
 
 
 def test_wandb(run: Path) -> None:
@@ -191,6 +196,7 @@ def test_wandb(run: Path) -> None:
     assert ids == {(json.loads((run / "tracking.json").read_text())["W&B"], "coterie")}
     assert ended["config"]["data"]["clients"] == 4
     assert_outcome(ended["summary"], run)
+    assert ended["artifacts"] >= {"config.json", "result.json", "clients.csv", "partition.npz"}
     first, last = max(stopped["curves"]["bytes/up"]), min(ended["curves"]["bytes/up"])
     assert sorted(stopped["curves"]["bytes/up"]) == list(range(1, first + 1))
     assert all(first < number for number in killed["curves"].get("bytes/up", ()))
@@ -202,7 +208,7 @@ def test_wandb(run: Path) -> None:
 
 
 def read_wandb(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = {"curves": {}, "summary": {}, "config": {}}
+    found: dict[str, Any] = {"curves": {}, "summary": {}, "config": {}, "artifacts": set()}
     for record in records(path):
         if record.WhichOneof("record_type") == "run":
             found["run"] = (record.run.run_id, record.run.project)
@@ -213,6 +219,7 @@ def read_wandb(path: Path) -> dict[str, Any]:
                 curve = found["curves"].setdefault(name, {})
                 assert values["round"] not in curve, f"{name}: a round twice"
                 curve[values["round"]] = value
+        found["artifacts"] |= {entry.path for entry in record.artifact.manifest.contents}
         for item in record.summary.update:
             found["summary"][item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
     return found
@@ -238,6 +245,28 @@ def test_a_package_that_is_missing(name: str, module: str, tmp_path: Path, monke
     with pytest.raises(CoterieError, match=rf"pip install 'coterie\[{name}\]'"):
         train(tmp_path / "run", track=name)
     assert not (tmp_path / "run").exists()
+
+
+def test_groups_of_clients(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    hospitals = coterie.load_clients("heart-disease")
+    dominant = coterie.load_clients(num_clients=6, local_size=20, test_size=10)
+    for name, data, model in (("natural", hospitals, "mlp"), ("dominant", dominant, "linear")):
+        out = tmp_path / name
+        coterie.run("fedavg", data, model, rounds=2, out=out, track="tensorboard", progress=False)
+        found = EventAccumulator(str(out / "tensorboard"))
+        found.Reload()
+        with (out / "clients.csv").open(newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row["round"] == "2" and row["point"] == "pre"]
+        scores = [float(row["accuracy"]) for row in rows]
+        if name == "natural":
+            expected = dict(zip(hospitals.client_names, scores, strict=True))
+        else:  # clients 0 and 5 are of one group, the others alone
+            expected = {"group0": (scores[0] + scores[5]) / 2} | {f"group{i}": scores[i] for i in range(1, 5)}
+        last = {group: found.Scalars(f"pre/accuracy_{group}")[-1] for group in expected}
+        assert {event.step for event in last.values()} == {2}
+        assert {group: event.value for group, event in last.items()} == pytest.approx(expected, abs=1e-6)
 
 
 def test_what_cannot_be_tracked(tmp_path: Path) -> None:

@@ -217,7 +217,7 @@ def drive(
         data["name"], partition and partition.name, counts, data["class_names"], data.get("client_names", ())
     )
     checkpoints = Checkpoints(folder.path / "checkpoint", backend, about, safety.checkpoint_every, folder.checksums)
-    tracking = Tracking(trackers, folder.path, about)
+    tracking = Tracking(trackers, folder.path, about, partition.groups if partition else ())
     at_once = failed = False
     try:
         with stoppable() as stop_signal:

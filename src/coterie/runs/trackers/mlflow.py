@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -55,6 +55,10 @@ class MLflow(Tracker):
         now = int(1000 * time.time())
         made = [self.mlflow.entities.Metric(name, value, now, step) for name, value in values.items()]
         self.client.log_batch(self.mark, metrics=made)
+
+    def keep(self, files: Sequence[Path]) -> None:
+        for path in files:
+            self.client.log_artifact(self.mark, str(path))
 
     def close(self, step: int, outcome: Values | None) -> None:
         if self.mark:

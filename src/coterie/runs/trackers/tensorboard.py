@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -43,6 +43,9 @@ class TensorBoard(Tracker):
         made = [self.summary.Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         self._write(step, summary=self.summary.Summary(value=made))
         self.file.flush()
+
+    def keep(self, files: Sequence[Path]) -> None:
+        """TensorBoard has no artifacts."""
 
     def close(self, step: int, outcome: Values | None) -> None:
         if outcome:

@@ -6,17 +6,25 @@ import contextlib
 import json
 import logging
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, ClassVar
 
 from coterie.core.errors import CoterieError
+from coterie.execution import Scores
 from coterie.federation import History, Round
 from coterie.runs.disk import read_inside, whole, writing
 
 log = logging.getLogger("coterie")
 MARKS = "tracking.json"  # in the run folder: the run's id in each tracker
+MOST_GROUPS = 20  # of clients, with values of their own
+KEPT = (  # files of the run folder that trackers keep as artifacts: no models, which may reveal a client's data
+    "config.json", "result.json", "metrics.csv", "clients.csv", "evaluation.csv", "confusion.csv", "partition.npz",
+    "partition.svg",
+)  # fmt: skip
 Values = Mapping[str, float]
 
 
@@ -27,6 +35,7 @@ class Tracker(ABC):
 
     def __init__(self) -> None:
         self.latest: dict[str, int] = {}  # name -> step of its last value
+        self.groups: Sequence[str] = ()  # of each client; empty: none are logged
 
     @abstractmethod
     def open(self, folder: Path, config: Mapping[str, Any], mark: str | None, rounds: int) -> str:
@@ -36,16 +45,21 @@ class Tracker(ABC):
     def log(self, step: int, values: Values) -> None: ...
 
     @abstractmethod
+    def keep(self, files: Sequence[Path]) -> None:
+        """Store files of a finished run as artifacts, where the tracker has such."""
+
+    @abstractmethod
     def close(self, step: int, outcome: Values | None) -> None:
         """outcome: final values; None if the run did not finish."""
 
     def logged(self, history: History) -> dict[str, int]:
         """Name -> step of its last value, for a resumed run."""
-        return {name: record.number for record in history for name in values_of(record)}
+        return {name: record.number for record in history for name in values_of(record, self.groups)}
 
     def add(self, record: Round) -> None:
         """Log a round. A name is logged once per step: the final step adds names to the last round."""
-        values = {n: v for n, v in values_of(record).items() if record.number > self.latest.get(n, 0)}
+        found = values_of(record, self.groups)
+        values = {n: v for n, v in found.items() if record.number > self.latest.get(n, 0)}
         if values:
             self.log(record.number, values)
             self.latest |= dict.fromkeys(values, record.number)
@@ -54,8 +68,16 @@ class Tracker(ABC):
 class Tracking:
     """All trackers of a run. One that fails is dropped, and the run continues."""
 
-    def __init__(self, trackers: Sequence[Tracker], folder: Path, config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, trackers: Sequence[Tracker], folder: Path, config: Mapping[str, Any], groups: Sequence[int] = ()
+    ) -> None:
+        """groups: of each client; clients of a group have the same distribution."""
         self.trackers, self.folder = list(trackers), folder
+        data = config.get("data", {})
+        names = data.get("client_names") or [str(i) for i in range(len(groups))]
+        if len(groups) == data.get("clients"):  # fewer clients train if some join later
+            for tracker in self.trackers:
+                tracker.groups = group_names(groups, names)
         self.config = {name: part for name, part in config.items() if name != "command"}
         self.step = 0
 
@@ -83,6 +105,8 @@ class Tracking:
     def end(self, result: Mapping[str, Any]) -> None:
         """Record the outcome. result: the content of result.json."""
         outcome = dict(outcome_values(result))
+        files = [path for path in (self.folder / name for name in KEPT) if path.is_file()]
+        self._each(lambda tracker: tracker.keep(files))
         self._each(lambda tracker: tracker.close(self.step, outcome))
         self.trackers = []
 
@@ -102,7 +126,31 @@ class Tracking:
                     tracker.close(self.step, None)
 
 
-def values_of(record: Round) -> dict[str, float]:
+def group_names(groups: Sequence[int], names: Sequence[str]) -> tuple[str, ...]:
+    """The name of each client's group in trackers; empty if there is one group only, or too many.
+
+    Groups of one client, as in data with natural clients, have the client's name.
+    """
+    kinds = set(groups)
+    if not 1 < len(kinds) <= MOST_GROUPS:
+        return ()
+    alone = [re.sub(r"[^\w.-]", "_", name) for name in names]
+    own = len(kinds) == len(groups) == len(set(alone))
+    return tuple(alone) if own else tuple(f"group{group}" for group in groups)
+
+
+def by_group(scores: Scores, groups: Sequence[str]) -> dict[str, float]:
+    """Mean over the clients of each group."""
+    found: dict[str, list[float]] = {}
+    for client, value, defined in zip(
+        scores.clients.tolist(), scores.value.tolist(), scores.defined.tolist(), strict=True
+    ):
+        if defined:
+            found.setdefault(groups[client], []).append(value)
+    return {group: fmean(values) for group, values in found.items()}
+
+
+def values_of(record: Round, groups: Sequence[str] = ()) -> dict[str, float]:
     """The values of a round, by names such as post/accuracy_worst10."""
     found: dict[str, float] = {
         "bytes/up": record.bytes_up,
@@ -116,6 +164,9 @@ def values_of(record: Round) -> dict[str, float]:
         for name, value in record.summary(point, split)._asdict().items():
             if not math.isnan(value):  # no client has samples
                 found[f"{where}/{name_of(record.metric.name, name)}"] = value
+        if groups and split == "test" and not point.startswith("new_"):
+            means = by_group(record.scores[point, split], groups)
+            found |= {f"{where}/{record.metric.name}_{group}": value for group, value in means.items()}
     return found
 
 

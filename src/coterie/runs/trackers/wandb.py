@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -63,6 +63,12 @@ class WandB(Tracker):
 
     def log(self, step: int, values: Values) -> None:
         self.run.log({"round": step, **values})  # W&B's own step may not decrease, but rounds may repeat
+
+    def keep(self, files: Sequence[Path]) -> None:
+        artifact = self.wandb.Artifact(f"run-{self.run.id}", type="run")
+        for path in files:  # not copied: `wandb sync` reads them where they are
+            artifact.add_file(str(path), policy="immutable", skip_cache=True)
+        self.run.log_artifact(artifact)
 
     def close(self, step: int, outcome: Values | None) -> None:
         if self.run:
