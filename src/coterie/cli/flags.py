@@ -48,6 +48,8 @@ def add_flags(
 
 def default_text(field: dataclasses.Field[Any], presets: Sequence[Mapping[str, Any]]) -> str:
     """Such as: "; default: 5 (set by --protocol)", where protocols differ."""
+    if field.metadata.get("required"):
+        return "; required"
     values = [preset.get(field.name, field.default) for preset in presets]
     varies = any(value != values[0] for value in values)
     if values[0] in (None, ()):

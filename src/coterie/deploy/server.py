@@ -53,7 +53,7 @@ class Service:
     """The settings of a federation of devices."""
 
     name: str = field(default="federation", metadata={"help": "name of the federation, for `coterie join --name`"})
-    num_clients: int = field(default=0, metadata={"help": "number of clients", "short": ("nc",)})
+    num_clients: int = field(default=0, metadata={"help": "number of clients", "short": ("nc",), "required": True})
     max_samples: int = field(default=MAX_SAMPLES, metadata={"help": "maximum number of samples per client"})
     roster: str | None = field(
         default=None, metadata={"help": "file with lines CLIENT DEVICE [FINGERPRINT]: which device hosts which client"}
