@@ -98,7 +98,8 @@ def test_by_keyword_where_the_names_are_those_of_forward_else_as_a_dictionary() 
     ],
 )
 def test_a_forward_that_does_not_fit_is_refused(names: tuple[str, ...], parameters: str) -> None:
-    with pytest.raises(CoterieError, match=rf"takes {parameters}, the samples have the inputs {', '.join(names)}; name its"):
+    reason = f"takes {parameters}, the samples have the inputs {', '.join(names)}; name its"
+    with pytest.raises(CoterieError, match=reason):
         takes_names(Keywords(), names)
 
 
