@@ -205,7 +205,8 @@ def page() -> str:
     origins = {(e["machine"], e["torch"]) for e in found.values()}
     commits = ", ".join(sorted({e["commit"] for e in found.values()}))
     hardware = "; ".join(f"{machine}, torch {version}" for machine, version in sorted(origins))
-    lines += ["", f"Seed 0, {hardware}, commit {commits}."]
+    if found:
+        lines += ["", f"Seed 0, {hardware}, commit {commits}."]
     return renewed(PAGE.read_text(encoding="utf-8"), {"pfllib": "\n\n" + "\n".join(lines) + "\n\n"}, PAGE.name)
 
 
