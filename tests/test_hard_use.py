@@ -9,7 +9,9 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -330,13 +332,18 @@ def test_devices_are_written_to_and_not_replaced(tmp_path: Path) -> None:
     assert pipe.is_fifo()
 
 
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that everybody can read. pytest closes its own to others, again whenever another pytest starts."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root, to become somebody else")
-def test_a_read_only_install_and_folder(tmp_path: Path) -> None:
+def test_a_read_only_install_and_folder(open_folder: Path) -> None:
     """Somebody who owns nothing here: the package cannot be written to, and neither can the current folder."""
-    tmp_path.chmod(0o755)
-    for parent in tmp_path.parents[:3]:
-        parent.chmod(parent.stat().st_mode | 0o055)
-    package, current, mine = tmp_path / "package", tmp_path / "current", tmp_path / "mine"
+    package, current, mine = open_folder / "package", open_folder / "current", open_folder / "mine"
     shutil.copytree(Path(coterie.__file__).parent, package / "coterie", ignore=shutil.ignore_patterns("__pycache__"))
     for path in (package, *package.rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)

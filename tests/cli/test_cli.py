@@ -203,7 +203,7 @@ def test_listings(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "gpfl"], ["(λ); default: 0.001 (set by --protocol)", "valve (μ); default: 0.1"]),
         (["compare"], ["(adamw: 0.01); default: 0.0005 (set by --protocol)", "clients; default: set by --protocol"]),
         (["run", "fedpac-fa"], ["combine the heads of all clients; default: False"]),
-        (["serve", "fedavg"], ["of sgd; default: 0.5 (set by --protocol)", "number of clients; default: 0"]),
+        (["serve", "fedavg"], ["of sgd; default: 0.5 (set by --protocol)", "number of clients; required"]),
     ],
 )  # fmt: skip
 def test_help_says_the_defaults(command: list[str], usual: list[str], capsys: pytest.CaptureFixture[str]) -> None:
