@@ -151,8 +151,8 @@ def test_resume_is_exact_and_needs_the_same_frozen_part(tmp_path: Path) -> None:
     with torch.no_grad():
         moved[0].weight.add_(1e-3)  # type: ignore[index]
     with pytest.raises(CoterieError, match=r"model\.start was .* and is"):
-        coterie.run(method, data, moved, rounds=4, seed=3, backend=toy.IN_TURN, out=out, resume=True)
-    again = coterie.run(method, data, backbone(), rounds=4, seed=3, backend=toy.IN_TURN, out=out, resume=True)
+        coterie.run(method, data, moved, rounds=4, seed=3, backend=toy.IN_TURN, out=out, exist="resume")
+    again = coterie.run(method, data, backbone(), rounds=4, seed=3, backend=toy.IN_TURN, out=out, exist="resume")
     toy.assert_same(tree.flatten(again.server), tree.flatten(whole.server))
     toy.assert_same(tree.flatten(again.states[1]), tree.flatten(whole.states[1]))
 

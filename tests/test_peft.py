@@ -101,7 +101,7 @@ def test_resume_is_exact(tmp_path: Path) -> None:
     method = toy.method("fedper", local_epochs=1)
     with pytest.raises(RuntimeError, match="a power cut"):
         coterie.run(method, toy.toy(), adapted(), watch=stop, **given)
-    again, whole = coterie.run(method, toy.toy(), adapted(), resume=True, **given), trained()
+    again, whole = coterie.run(method, toy.toy(), adapted(), exist="resume", **given), trained()
     toy.assert_same(tree.flatten(again.server), tree.flatten(whole.server))
     toy.assert_same(tree.flatten(again.states[1]), tree.flatten(whole.states[1]))
 

@@ -142,7 +142,7 @@ def test_a_run_on_disk(data: FederatedData, tmp_path: Path) -> None:
     """Save, resume, load, predict, evaluate and adapt."""
     whole = coterie.run("fedrep", data, Net(), new_clients=0.34, out=tmp_path / "whole", **QUICK)
     coterie.run("fedrep", data, Net(), new_clients=0.34, out=tmp_path / "run", **QUICK | {"rounds": 1}, keep_state=True)
-    result = coterie.run("fedrep", data, Net(), new_clients=0.34, out=tmp_path / "run", resume=True, **QUICK)
+    result = coterie.run("fedrep", data, Net(), new_clients=0.34, out=tmp_path / "run", exist="resume", **QUICK)
     assert result.history[-1].scores.keys() == whole.history[-1].scores.keys()
     assert any(point.startswith("new_") for point, _ in result.history[-1].scores)
     run, client = load_run(tmp_path / "run", Net()), result.client_ids[0]

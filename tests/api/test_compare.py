@@ -166,7 +166,7 @@ def test_an_interrupted_comparison_has_the_finished_runs(
 def test_finished_runs_are_not_run_again(folder: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in folder.glob("*/result.json")}
     assert len(before) == 4
-    again = coterie.compare(["local", "fedavg", "fedper"], data(), "linear", seeds=2, out=folder, resume=True, **HOW)
+    again = coterie.compare(["local", "fedavg", "fedper"], data(), "linear", seeds=2, out=folder, exist="resume", **HOW)
     assert before == {path: path.stat().st_mtime_ns for path in before}
     assert again.methods == ["Local", "FedAvg", "FedAvg-FT", "FedPer"]
     with pytest.raises(CoterieError, match="exists already"):

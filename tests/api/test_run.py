@@ -58,7 +58,9 @@ def test_groups_mean_the_same_as_names() -> None:
         ({"num_clients": 3}, "give it to coterie.load_clients"),
         ({"device": "cpu"}, "give it as backend=coterie.Execution"),
         ({"align": 1.0}, "'align' is a setting of FedCP, FedProto, FedPAC, FedPAC-Proto, FedTGP, not of FedPer"),
-        ({"resume": True}, "resume=True needs the folder of the run"),
+        ({"exist": "resume"}, "exist='resume' needs a run folder: pass one as `out`"),
+        ({"resume": True}, "unknown setting 'resume': exist='resume' continues the run in `out`"),
+        ({"watching": None}, "unknown setting 'watching': did you mean 'watch'?"),
         ({"track": "tensorboard"}, "track needs a run folder"),
     ],
 )

@@ -159,7 +159,7 @@ def test_a_run_folder_resumes_exactly_and_gives_its_models(policy: str, tmp_path
 
     whole = run("whole", 4)
     run("cut", 2)
-    resumed = run("cut", 4, resume=True)
+    resumed = run("cut", 4, exist="resume")
     toy.assert_same(everything(whole), everything(resumed))
     opened = coterie.load_run(tmp_path / "whole", model=network)
     x = data.test.x[:5]

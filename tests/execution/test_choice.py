@@ -137,5 +137,5 @@ def test_a_failure_in_a_later_round_leaves_what_can_be_resumed(tmp_path: Path, m
         patch.setattr(Looped, "begin", second)
         with pytest.raises(RuntimeError, match="a power cut"):
             coterie.run(*given, rounds=2, backend="looped", out=out)
-    result = coterie.run(*given, rounds=2, backend="looped", out=out, resume=True)
+    result = coterie.run(*given, rounds=2, backend="looped", out=out, exist="resume")
     assert [record.number for record in result.history] == [1, 2, 2]

@@ -111,9 +111,9 @@ def test_until_ends_a_run_which_is_then_the_shorter_run(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "r" / "config.json").read_text())["ending"]["until"] == until
     run(tmp_path / "short", rounds=number, full_last_round=False)
     assert table(tmp_path / "r") == table(tmp_path / "short")
-    again = run(tmp_path / "r", rounds=8, until=until, full_last_round=False, resume=True)  # finished: nothing to do
+    again = run(tmp_path / "r", rounds=8, until=until, full_last_round=False, exist="resume")  # finished: nothing to do
     assert again.ended == result.ended
-    run(tmp_path / "r", rounds=8, full_last_round=False, resume=True)
+    run(tmp_path / "r", rounds=8, full_last_round=False, exist="resume")
     assert_same(tmp_path / "long", tmp_path / "r")
 
 
@@ -129,7 +129,7 @@ def test_patience_stops_and_a_stopped_run_ends_at_the_same_round(tmp_path: Path)
     assert [n for n, _ in curve] == list(range(1, first + 3))
     for after in (1, first):  # once before the best round, once after it
         stopped(tmp_path / f"cut{after}", after, **more)
-        run(tmp_path / f"cut{after}", resume=True, **more)
+        run(tmp_path / f"cut{after}", exist="resume", **more)
         assert_same(tmp_path / "whole", tmp_path / f"cut{after}")
 
 
@@ -141,7 +141,7 @@ def test_killed_between_the_end_and_the_result(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(MemoryError):
         run(tmp_path / "cut", **more)
     monkeypatch.undo()
-    run(tmp_path / "cut", resume=True, **more)
+    run(tmp_path / "cut", exist="resume", **more)
     assert_same(tmp_path / "whole", tmp_path / "cut")
     assert len(table(tmp_path / "cut")) == 1
 
@@ -154,7 +154,7 @@ def test_the_time_is_over(tmp_path: Path) -> None:
     assert result.ended == Ended("max_time", 1, "1e-09 have passed")
     assert result.history.curve("pre")
     assert (tmp_path / "r" / "models").exists()
-    run(tmp_path / "r", rounds=4, max_time="1h", resume=True, **more)
+    run(tmp_path / "r", rounds=4, max_time="1h", exist="resume", **more)
     assert_same(tmp_path / "long", tmp_path / "r")
 
 

@@ -78,7 +78,7 @@ def test_a_resumed_run_continues_to_the_last_bit(tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError, match="a power cut"):
         run(out=tmp_path / "run", watch=stop)
-    again = run(out=tmp_path / "run", resume=True)
+    again = run(out=tmp_path / "run", exist="resume")
     toy.assert_same(tree.flatten(again.server), tree.flatten(run().server))
 
 

@@ -45,9 +45,9 @@ def test_too_many_clients_left_out_stop_the_run() -> None:
 
 def test_a_run_that_diverges_keeps_its_last_good_checkpoint(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"rounds": 5, "schedule": "steps:3=1e30", "backend": ONE, "out": tmp_path / "r"}
-    for resume in (False, True):  # and does not pretend to get better by being resumed
+    for exist in ("error", "resume"):  # and does not pretend to get better by being resumed
         with pytest.raises(CoterieError, match=r"round 4: no client .*; the checkpoint of round 3 is kept"):
-            coterie.run(toy.method("fedavg"), toy.toy(), toy.network(), resume=resume, **settings)
+            coterie.run(toy.method("fedavg"), toy.toy(), toy.network(), exist=exist, **settings)
     assert (tmp_path / "r" / "checkpoint" / "server-000003.safetensors").exists()
 
 

@@ -194,7 +194,7 @@ def test_resume_is_exact(tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError, match="a power cut"):
         run_into(tmp_path / "run", watch=stop)
-    again = run_into(tmp_path / "run", resume=True)
+    again = run_into(tmp_path / "run", exist="resume")
     toy.assert_same(tree.flatten(again.server), tree.flatten(whole.server))
     toy.assert_same(tree.flatten(again.states[1]), tree.flatten(whole.states[1]))
 

@@ -451,8 +451,8 @@ def test_a_run_leaves_readable_models_and_no_key(tmp_path: Path) -> None:
 
 
 def test_a_run_with_kept_keys_can_be_resumed(tmp_path: Path) -> None:
-    def run(keys: Path, resume: bool, watch: Any = lambda record: None) -> coterie.Result:
-        given = {"encrypt": "ckks", "keys": str(keys), "out": tmp_path / "run", "resume": resume, "watch": watch}
+    def run(keys: Path, exist: str, watch: Any = lambda record: None) -> coterie.Result:
+        given = {"encrypt": "ckks", "keys": str(keys), "out": tmp_path / "run", "exist": exist, "watch": watch}
         return coterie.run("hypcluster", toy.toy(), toy.network(), backend=where, rounds=3, seed=3, **given)
 
     def stop(record: Any) -> None:
@@ -463,10 +463,10 @@ def test_a_run_with_kept_keys_can_be_resumed(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys")
     make_keys(tmp_path / "others")
     with pytest.raises(CoterieError, match=r"enough; the checkpoint of round 2 is kept"):
-        run(tmp_path / "keys", resume=False, watch=stop)
+        run(tmp_path / "keys", exist="error", watch=stop)
     with pytest.raises(CoterieError, match=r"encryption\.key was"):
-        run(tmp_path / "others", resume=True)
-    found = run(tmp_path / "keys", resume=True)
+        run(tmp_path / "others", exist="resume")
+    found = run(tmp_path / "keys", exist="resume")
     plain = coterie.run("hypcluster", toy.toy(), toy.network(), backend=where, rounds=3, seed=3)
     assert toy.distance(tree.flatten(plain.server), tree.flatten(found.server)) < 1e-4
 

@@ -64,9 +64,9 @@ def test_resume_is_exact(kind: str, tmp_path: Path) -> None:
     with pytest.raises(Enough):
         train(kind, tmp_path / "cut", watch=stop)
     with pytest.raises(CoterieError, match="protection"):
-        train(kind, tmp_path / "cut", resume=True, dp_delta=1e-3)
+        train(kind, tmp_path / "cut", exist="resume", dp_delta=1e-3)
     assert list((tmp_path / "cut" / "checkpoint").glob("server-*"))  # it does not begin again
-    resumed = train(kind, tmp_path / "cut", resume=True)
+    resumed = train(kind, tmp_path / "cut", exist="resume")
     toy.assert_same(tree.flatten(whole.server), tree.flatten(resumed.server))
 
 
@@ -77,12 +77,12 @@ def test_a_resumed_run_keeps_its_accountant(tmp_path: Path, monkeypatch: pytest.
         begun = train("sample", tmp_path / "run").privacy
     assert begun is not None
     assert begun["accountant"] == "renyi"
-    again = train("sample", tmp_path / "run", resume=True, rounds=4).privacy
+    again = train("sample", tmp_path / "run", exist="resume", rounds=4).privacy
     assert again is not None
     assert again["accountant"] == "renyi"
     assert again["epsilon"] > begun["epsilon"]
     with pytest.raises(CoterieError, match="dp_accountant"):
-        train("sample", tmp_path / "run", resume=True, rounds=5, dp_accountant="pld")
+        train("sample", tmp_path / "run", exist="resume", rounds=5, dp_accountant="pld")
     fresh = train("sample", tmp_path / "other").privacy
     assert fresh is not None
     assert fresh["accountant"].startswith("pld (dp-accounting ")

@@ -82,7 +82,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
     short["model"] = toy.network_for(name)
     run(tmp_path / "whole", where="stacked", **short)
     stopped(tmp_path / "cut", 2, where="stacked", **short)
-    run(tmp_path / "cut", where="stacked", resume=True, **short)
+    run(tmp_path / "cut", where="stacked", exist="resume", **short)
     assert_same(tmp_path / "whole", tmp_path / "cut")
 
 
@@ -91,7 +91,7 @@ def test_masks_of_dropout_go_on_bit_for_bit(where: str, tmp_path: Path) -> None:
     network = toy.network(dropout=0.3)
     run(tmp_path / "whole", "ditto", where, model=network)
     stopped(tmp_path / "cut", 2, "ditto", where, model=network)
-    run(tmp_path / "cut", "ditto", where, model=network, resume=True)
+    run(tmp_path / "cut", "ditto", where, model=network, exist="resume")
     assert_same(tmp_path / "whole", tmp_path / "cut")
 
 
@@ -101,7 +101,7 @@ def test_wherever_it_is_stopped(after: int, every: int, tmp_path: Path) -> None:
     """Before the first checkpoint, between two, in the training after the last round."""
     run(tmp_path / "whole", "ditto")
     stopped(tmp_path / "cut", after, "ditto", checkpoint_every=every)
-    run(tmp_path / "cut", "ditto", resume=True, checkpoint_every=every)
+    run(tmp_path / "cut", "ditto", exist="resume", checkpoint_every=every)
     assert_same(tmp_path / "whole", tmp_path / "cut")
 
 
@@ -109,8 +109,8 @@ def test_stopped_again_and_again(tmp_path: Path) -> None:
     run(tmp_path / "whole", "apfl")
     stopped(tmp_path / "cut", 1, "apfl")
     for after in (2, 3, 4):
-        stopped(tmp_path / "cut", after, "apfl", resume=True)
-    run(tmp_path / "cut", "apfl", resume=True)
+        stopped(tmp_path / "cut", after, "apfl", exist="resume")
+    run(tmp_path / "cut", "apfl", exist="resume")
     assert_same(tmp_path / "whole", tmp_path / "cut")
 
 
@@ -119,7 +119,7 @@ def test_states_in_files_and_newcomers(tmp_path: Path) -> None:
     more = {"data": toy.toy(train=tuple(range(6, 16)), test=tuple(range(6, 16))), "new_clients": 0.4}
     run(tmp_path / "whole", "fedrep", how, **more)
     stopped(tmp_path / "cut", 2, "fedrep", how, **more)
-    run(tmp_path / "cut", "fedrep", how, resume=True, **more)
+    run(tmp_path / "cut", "fedrep", how, exist="resume", **more)
     assert_same(tmp_path / "whole", tmp_path / "cut")
     assert any(row["new_post_mean"] for row in table(tmp_path / "cut"))
 
@@ -133,7 +133,7 @@ def test_metrics_are_cut_back(tmp_path: Path) -> None:
         raise PowerCut
 
     with pytest.raises(PowerCut):
-        run(out, resume=True, watch=first, checkpoint_every=2)
+        run(out, exist="resume", watch=first, checkpoint_every=2)
 
 
 def test_only_what_is_needed_is_written(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_only_what_is_needed_is_written(tmp_path: Path) -> None:
     found = sorted((out / "checkpoint").glob("clients-*"))
     assert found
     assert len(load_file(found[0])["ids"]) <= 3  # one of five a round, and three rounds if two were skipped
-    stopped(out, 11, resume=True, rounds=12, join_ratio=0.2)
+    stopped(out, 11, exist="resume", rounds=12, join_ratio=0.2)
     servers = [path.name for path in sorted((out / "checkpoint").glob("server-*"))]
     assert len(servers) == 2  # 10 may have been skipped, if the disk was slow
     assert servers[1] == "server-000011.safetensors"
@@ -156,7 +156,7 @@ def test_files_do_not_become_more_and_more(tmp_path: Path, monkeypatch: pytest.M
     run(tmp_path / "whole", **more)
     out = stopped(tmp_path / "cut", 11, **more)
     assert len(list((out / "checkpoint").glob("clients-*"))) <= 4  # two, the new one, and one of the checkpoint before
-    run(out, resume=True, **more)
+    run(out, exist="resume", **more)
     assert_same(tmp_path / "whole", out)
 
 
@@ -228,7 +228,7 @@ def test_after_damage_the_checkpoint_before_is_used(
     for path in (tmp_path / "cut" / "checkpoint").glob(f"{name}.*"):
         damage(path, path.stat().st_size * 5 // 6, how)
     seen: list[int] = []
-    run(tmp_path / "cut", resume=True, watch=lambda record: seen.append(record.number))
+    run(tmp_path / "cut", exist="resume", watch=lambda record: seen.append(record.number))
     assert seen[0] == 1 if name == "clients-*" else seen[0] in (2, 3)  # 2, if that of round 2 was skipped
     assert "is damaged" in caplog.text
     assert_same(tmp_path / "whole", tmp_path / "cut")
@@ -263,7 +263,7 @@ def test_a_state_that_is_not_finite_is_never_written(tmp_path: Path) -> None:
     assert (out / "checkpoint" / "server-000002.safetensors").exists()
     Ruined.rounds = -10  # whoever sent nonsense is gone
     seen: list[int] = []
-    run(out, resume=True, watch=lambda record: seen.append(record.number), **spoilt)
+    run(out, exist="resume", watch=lambda record: seen.append(record.number), **spoilt)
     assert seen[0] == 3
     run(tmp_path / "whole")
     for path in (out / "models").glob("*.safetensors"):
@@ -283,7 +283,7 @@ def test_a_checkpoint_that_is_not_finite_is_passed_over(
     tensors[name].view(-1)[-1] = value
     checkpoint_files.write(path, tensors, about)
     seen: list[int] = []
-    run(tmp_path / "cut", resume=True, watch=lambda record: seen.append(record.number))
+    run(tmp_path / "cut", exist="resume", watch=lambda record: seen.append(record.number))
     assert seen[0] in (2, 3)  # 2, if that of round 2 was skipped
     assert f"the server's state of round 3 is not finite ({name})" in caplog.text
     assert_same(tmp_path / "whole", tmp_path / "cut")
@@ -316,16 +316,16 @@ def test_another_run_is_refused(cut: Path, tmp_path: Path) -> None:
         "ran.backend": {"where": "stacked"},
     }.items():
         with pytest.raises(CoterieError, match=f"not the run that was started: .*{named}"):
-            run(cut, resume=True, **more)
+            run(cut, exist="resume", **more)
     assert {path: path.read_bytes() for path in cut.rglob("*") if path.is_file()} == before
 
 
 def test_another_version_is_refused(cut: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("coterie.runs.describe.VERSION", "9.9")
     with pytest.raises(CoterieError, match=r'ran.coterie was ".*" and is "9.9"'):
-        run(cut, resume=True)
+        run(cut, exist="resume")
     with pytest.raises(CoterieError, match=r"no config.json"):
-        run(tmp_path, resume=True)
+        run(tmp_path, exist="resume")
 
 
 def test_a_checkpoint_of_another_run_is_refused(cut: Path, tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def test_a_checkpoint_of_another_run_is_refused(cut: Path, tmp_path: Path) -> No
     shutil.copy(cut / "config.json", out)
     sign(out)
     with pytest.raises(CoterieError, match=r"federation.seed was 8 and is 7"):
-        run(out, resume=True)
+        run(out, exist="resume")
 
 
 def test_two_at_once_are_refused(tmp_path: Path) -> None:
@@ -342,9 +342,9 @@ def test_two_at_once_are_refused(tmp_path: Path) -> None:
 
     def second(record: Round) -> None:
         with pytest.raises(CoterieError, match="another process is using"):
-            run(out, resume=True)
+            run(out, exist="resume")
 
-    run(out, resume=True, watch=second)
+    run(out, exist="resume", watch=second)
 
 
 # Disks
@@ -390,7 +390,7 @@ def test_skipped_checkpoints_lose_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(PowerCut):
         run(tmp_path / "cut", "ditto", rounds=8, watch=pace)
     monkeypatch.undo()
-    run(tmp_path / "cut", "ditto", rounds=8, resume=True)
+    run(tmp_path / "cut", "ditto", rounds=8, exist="resume")
     assert_same(tmp_path / "whole", tmp_path / "cut")
 
 
@@ -440,7 +440,7 @@ def test_a_full_disk(small_disk: Path, tmp_path: Path, caplog: pytest.LogCapture
         run(out, rounds=6, watch=between)
     assert "No space left" in caplog.text
     assert caplog.text.count("cannot be saved") == 1
-    run(out, rounds=6, resume=True)
+    run(out, rounds=6, exist="resume")
     assert_same(tmp_path / "whole", out)
 
 
@@ -459,7 +459,7 @@ def test_a_disk_that_stays_full(small_disk: Path, tmp_path: Path) -> None:
     assert not (out / "result.json").exists()
     (small_disk / "ballast").unlink()
     seen: list[int] = []
-    run(out, resume=True, watch=lambda record: seen.append(record.number))
+    run(out, exist="resume", watch=lambda record: seen.append(record.number))
     assert seen[0] <= 3
     run(tmp_path / "whole")
     assert_same(tmp_path / "whole", out)
@@ -486,7 +486,7 @@ def test_a_read_only_folder(small_disk: Path) -> None:
     stopped(out, 1)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], capture_output=True, check=True)
     with pytest.raises(CoterieError, match="cannot be written to: Read-only"):
-        run(out, resume=True)
+        run(out, exist="resume")
     with pytest.raises(CoterieError, match="cannot create the folder"):
         run(small_disk / "new")
 
@@ -508,6 +508,6 @@ def test_files_of_a_limited_size(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not list((tmp_path / "cut").rglob("*.part"))
-    run(tmp_path / "cut", rounds=5, resume=True)
+    run(tmp_path / "cut", rounds=5, exist="resume")
     run(tmp_path / "whole", rounds=5)
     assert_same(tmp_path / "whole", tmp_path / "cut")

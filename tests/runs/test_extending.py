@@ -29,8 +29,8 @@ def test_an_extended_run_is_the_longer_run(name: str, tmp_path: Path) -> None:
     short["model"] = toy.network_for(name)
     run(tmp_path / "long", rounds=4, **short)
     run(tmp_path / "r", rounds=2, **short)
-    stopped(tmp_path / "r", 3, rounds=4, resume=True, **short)
-    run(tmp_path / "r", rounds=4, resume=True, **short)
+    stopped(tmp_path / "r", 3, rounds=4, exist="resume", **short)
+    run(tmp_path / "r", rounds=4, exist="resume", **short)
     assert_same(tmp_path / "long", tmp_path / "r")
     config = json.loads((tmp_path / "r" / "config.json").read_text())
     assert config["federation"]["rounds"] == 4
@@ -41,11 +41,11 @@ def test_extended_twice_killed_in_between_and_with_new_clients(tmp_path: Path) -
     more: dict[str, Any] = {"data": toy.toy(train=tuple(range(6, 16)), test=tuple(range(6, 16))), "new_clients": 0.4}
     run(tmp_path / "long", "fedrep", "stacked", rounds=7, **more)
     run(tmp_path / "r", "fedrep", "stacked", rounds=2, **more)
-    run(tmp_path / "r", "fedrep", "stacked", rounds=4, resume=True, **more)
-    stopped(tmp_path / "r", 5, "fedrep", "stacked", rounds=7, resume=True, **more)
+    run(tmp_path / "r", "fedrep", "stacked", rounds=4, exist="resume", **more)
+    stopped(tmp_path / "r", 5, "fedrep", "stacked", rounds=7, exist="resume", **more)
     assert not (tmp_path / "r" / "result.json").exists()
     assert not (tmp_path / "r" / "models").exists()
-    run(tmp_path / "r", "fedrep", "stacked", rounds=7, resume=True, **more)
+    run(tmp_path / "r", "fedrep", "stacked", rounds=7, exist="resume", **more)
     assert_same(tmp_path / "long", tmp_path / "r")
 
 
@@ -53,13 +53,13 @@ def test_a_stopped_run_gets_more_rounds_or_fewer(tmp_path: Path) -> None:
     for rounds in (3, 6):
         run(tmp_path / f"whole{rounds}", rounds=rounds)
         stopped(tmp_path / f"cut{rounds}", 2)
-        run(tmp_path / f"cut{rounds}", rounds=rounds, resume=True)
+        run(tmp_path / f"cut{rounds}", rounds=rounds, exist="resume")
         assert_same(tmp_path / f"whole{rounds}", tmp_path / f"cut{rounds}")
     with pytest.raises(CoterieError, match=r"has completed 6 rounds; rounds must be at least that, got 5"):
-        run(tmp_path / "cut6", rounds=5, resume=True)
+        run(tmp_path / "cut6", rounds=5, exist="resume")
     stopped(tmp_path / "cut", 2)
     with pytest.raises(CoterieError, match=r"has completed 2 rounds"):
-        run(tmp_path / "cut", rounds=1, resume=True)
+        run(tmp_path / "cut", rounds=1, exist="resume")
 
 
 def test_without_the_state_a_run_stays_as_it_is(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_without_the_state_a_run_stays_as_it_is(tmp_path: Path) -> None:
         files = [path for path in (tmp_path / name).rglob("*") if path.name != "log.txt" and path.is_file()]
         before = {path: path.read_bytes() for path in files}
         with pytest.raises(CoterieError, match=r"cannot be extended: the state .* Start a new run with --rounds 6"):
-            run(tmp_path / name, rounds=6, resume=True)
+            run(tmp_path / name, rounds=6, exist="resume")
         assert all(path.read_bytes() == content for path, content in before.items())
 
 
@@ -80,7 +80,7 @@ def test_resume_of_a_finished_run_returns_its_result(name: str, tmp_path: Path) 
     def never(record: Round) -> None:
         raise PowerCut
 
-    again = run(tmp_path / "r", name, resume=True, watch=never)
+    again = run(tmp_path / "r", name, exist="resume", watch=never)
     assert again.outcomes() == first.outcomes()
     assert [r.number for r in again.history] == [r.number for r in first.history]
     assert again.ended == first.ended == ("rounds", 4, "", None)
@@ -93,7 +93,7 @@ def test_resume_of_a_finished_run_returns_its_result(name: str, tmp_path: Path) 
         assert torch.equal(first.personal_model(client)(x), again.personal_model(client)(x))
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "r" / "models").iterdir()} == before
     with pytest.raises(CoterieError, match=r"method\.train\.lr"):
-        run(tmp_path / "r", resume=True, method=toy.method(name, lr=0.1))
+        run(tmp_path / "r", exist="resume", method=toy.method(name, lr=0.1))
 
 
 def test_the_guarantee_of_a_longer_run(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_the_guarantee_of_a_longer_run(tmp_path: Path) -> None:
     private: dict[str, Any] = {"dp": "client", "dp_noise": 2.0, "full_last_round": False}
     long = run(tmp_path / "long", "fedavg", rounds=4, **private)
     short = run(tmp_path / "r", "fedavg", rounds=2, **private)
-    longer = run(tmp_path / "r", "fedavg", rounds=4, resume=True, **private)
+    longer = run(tmp_path / "r", "fedavg", rounds=4, exist="resume", **private)
     assert long.privacy
     assert short.privacy
     assert longer.privacy
@@ -124,4 +124,4 @@ def test_rates_that_depend_on_the_number_of_rounds(tmp_path: Path) -> None:
     with pytest.raises(
         CoterieError, match=r"--schedule cosine depend on the number of rounds, 1; .* cannot be extended"
     ):
-        train(rounds=2, resume=True)
+        train(rounds=2, exist="resume")

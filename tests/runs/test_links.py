@@ -144,7 +144,7 @@ def test_resume_from_python_has_the_same_rule(unfinished: Path, outside: Outside
     as_link(run / name, outside)
     data = coterie.load_clients(num_clients=3, local_size=20, test_size=10)
     with pytest.raises(Foreign, match=name):
-        coterie.run("fedavg", data, "linear", rounds=3, out=run, resume=True)
+        coterie.run("fedavg", data, "linear", rounds=3, out=run, exist="resume")
     assert outside.untouched()
 
 

@@ -315,7 +315,7 @@ def test_a_tracker_that_comes_later_is_shown_all(tmp_path: Path) -> None:
 
     with pytest.raises(Cut):
         train(tmp_path / "run", watch=cut)
-    train(tmp_path / "run", resume=True, track="tensorboard")
+    train(tmp_path / "run", exist="resume", track="tensorboard")
     found = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     found.Reload()
     assert [event.step for event in found.Scalars("pre/accuracy")] == [1, 2, 3]

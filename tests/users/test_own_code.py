@@ -230,11 +230,6 @@ def test_arguments_in_the_wrong_place(arguments: tuple[Any, ...], message: str) 
         coterie.run(*arguments, rounds=1)
 
 
-def test_a_run_that_is_not_there_is_not_resumed(tmp_path: Path) -> None:
-    with pytest.raises(coterie.CoterieError, match="no such folder; leave out resume=True"):
-        coterie.run("fedavg", toy.toy(), toy.network(), rounds=1, out=tmp_path / "nowhere", resume=True)
-
-
 def derived(**functions: Any) -> Method[Any, Any, Any, Any]:
     return dataclass(frozen=True)(type("Mine", (FedAvg,), functions))()
 

@@ -98,7 +98,7 @@ def test_regression_is_in_the_units_of_the_labels(tmp_path: Path) -> None:
     kept = json.loads((tmp_path / "run" / "result.json").read_text())
     assert kept["metric"] == "rmse"
     assert kept["metrics"]["personal"]["rmse"]["mean"] == pytest.approx(result.clients["rmse"].mean())
-    again = coterie.run("fedper", data, "mlp", out=tmp_path / "run", resume=True, **SHORT)
+    again = coterie.run("fedper", data, "mlp", out=tmp_path / "run", exist="resume", **SHORT)
     assert again.clients["r2"].tolist() == pytest.approx(result.clients["r2"].tolist(), rel=1e-6)
     assert [r.metric for r in run.history] == [r.metric for r in result.history]
     assert dict(run.history.curve("pre")) == pytest.approx(dict(result.history.curve("pre")))

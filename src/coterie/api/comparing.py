@@ -24,7 +24,7 @@ from coterie.api.interrupting import INTERRUPTED, Interrupted, interruptible
 from coterie.api.progress import progress_bar
 from coterie.api.result import Result
 from coterie.api.running import execute
-from coterie.api.settings import GROUPS, merged, names
+from coterie.api.settings import GROUPS, check_internal, merged, names
 from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
 from coterie.core.method import AnyMethod
@@ -61,7 +61,6 @@ def compare(
     over: Mapping[str, Sequence[Any] | str] | None = None,
     out: str | Path | None = None,
     exist: str = "error",
-    resume: bool = False,
     progress: bool = True,
     protocol: str = "pac",
     head: str | None = None,
@@ -90,7 +89,6 @@ def compare(
     exist: what to do where `out` exists: "error"; "resume": read its finished runs if their settings are the same,
         continue those that were stopped, and run those that are missing; "replace": train again, and replace it at the
         end. Only folders of comparisons and runs are ever replaced.
-    resume: the same as exist="resume".
     progress: show a progress bar, in terminals and notebooks only.
     protocol, head, model_args, train_only, backend, settings: as for `coterie.run`; they hold for all methods. Set
         hyper-parameters of one method in the method, such as coterie.FedPAC(align=0.5).
@@ -109,12 +107,13 @@ def compare(
     """
     listed = entrants(methods, over)
     check_arguments(listed[0].method, None if callable(data) else data, model)
+    check_internal(settings)
     taken, tested = trainings(listed), reference_of(listed, against)
     groups = {name: value for name, value in settings.items() if name in GROUPS}
     chosen = merged(groups, {name: value for name, value in settings.items() if name not in GROUPS})
     check_fixed(listed, chosen)
     check_protection(taken, protocol, chosen)
-    if out is not None and Path(out).exists() and not resume and exist == "error":
+    if out is not None and Path(out).exists() and exist == "error":
         raise CoterieError(f"{out} exists already; name another folder, or pass exist='resume' or exist='replace'")
     fixed = load_clients(protocol=protocol) if data is None else None if callable(data) else data
 
@@ -144,10 +143,7 @@ def compare(
         )
 
     numbers, first = seeds_from(seed, seeds), data_of(seed)
-    with (
-        prepared(out, "resume" if resume and exist == "error" else exist, track=chosen.get("track", ())) as place,
-        interruptible(out is None) as interrupted,
-    ):
+    with prepared(out, exist, chosen.get("track", ())) as place, interruptible(out is None) as interrupted:
         base = place.folder
 
         def folder_of(entrant: Entrant, seed: int) -> Path | None:

@@ -23,18 +23,14 @@ class Place(NamedTuple):
 
 
 @contextmanager
-def prepared(
-    out: str | Path | None, exist: str = "error", resume: bool = False, track: str | Sequence[str] = ()
-) -> Iterator[Place]:
+def prepared(out: str | Path | None, exist: str = "error", track: str | Sequence[str] = ()) -> Iterator[Place]:
     """The folder to write to. A replacement takes the place of `out` when the block ends without an error."""
     if exist not in EXIST:
         raise unknown("value of exist", str(exist), EXIST)
-    if resume and exist == "replace":
-        raise CoterieError("resume=True and exist='replace' exclude each other; leave one of them out")
     if out is None:
         if exist != "error":
             raise CoterieError(f"exist='{exist}' needs a run folder: pass one as `out`")
-        yield Place(None, resume)
+        yield Place(None, False)
         return
     path = Path(out)
     there = os.path.lexists(path)
@@ -49,7 +45,7 @@ def prepared(
             discard_unstarted(path)
         yield Place(path, path.exists())
     else:
-        yield Place(path, resume)
+        yield Place(path, False)
 
 
 def check_members(base: Path, expected: Sequence[Path]) -> None:

@@ -14,7 +14,7 @@ from coterie.api.interrupting import interruptible
 from coterie.api.progress import progress_bar, unwatched
 from coterie.api.result import Result
 from coterie.api.running import execute
-from coterie.api.settings import GROUPS, SETTINGS, merged
+from coterie.api.settings import GROUPS, SETTINGS, check_internal, merged
 from coterie.core.data import FederatedData
 from coterie.core.method import AnyMethod
 from coterie.core.model import Model
@@ -91,7 +91,6 @@ def run(
     backend: Execution | str = "auto",
     out: str | Path | None = None,
     exist: str = "error",
-    resume: bool = False,
     progress: bool = True,
     watch: Callable[[Round], None] | None = None,
     show: Callable[[str], None] | None = None,
@@ -165,9 +164,8 @@ def run(
     backend: where clients run: looped, stacked, streams, ray, auto, or an Execution with device, precision and so on.
     out: a new folder for the run: settings, metrics, checkpoints and models.
     exist: what to do where `out` exists: "error"; "resume": continue its run, extend it if `rounds` is larger, or
-        return its result if it is finished; "replace": train again, and replace it at the end. Only run folders are
-        ever replaced.
-    resume: the same as exist="resume", except that `out` must exist.
+        return its result if it is finished, or start it if `out` does not exist; "replace": train again, and replace
+        it at the end. Only run folders are ever replaced.
     progress: show a progress bar, in terminals and notebooks only.
     watch: called with every Round when it ends.
     show: called with the first lines, which say how data, network, method and settings were interpreted.
@@ -190,7 +188,8 @@ def run(
     given = {name: value for name, value in locals().items() if value is not None}
     named = {name: value for name, value in given.items() if name in SETTINGS}
     groups = {name: value for name, value in given.items() if name in GROUPS}
-    with prepared(out, exist, resume, track) as place, interruptible(out is None) as interrupted:
+    check_internal(method_settings)
+    with prepared(out, exist, track) as place, interruptible(out is None) as interrupted:
         result = execute(
             method,
             data,

@@ -69,18 +69,15 @@ def execute(
     show: gets the first lines, which say how data, network, method and settings were interpreted; log.txt has them too.
     model_args: arguments of the constructor of a model given by name. config: entries to add to config.json.
     interrupted: called after every round of a run without `out`, which ends if it returns a signal.
+    resume: continue the run in `out`, which exists.
     settings: fields of Settings, Safety, Ending, Protection, Encryption, LocalTraining and of the method.
     """
     check_arguments(method, data, model)
-    if resume and out is None:
-        raise CoterieError("resume=True needs the folder of the run: pass it as `out`")
     if track and out is None:
         raise CoterieError("track needs a run folder: pass one as `out`")
     trackers = make_trackers(track) if track else []
     data = data if data is not None else load_clients(protocol=protocol)
     if resume and out is not None:
-        if not Path(out).is_dir():
-            raise CoterieError(f"{out}: no such folder; leave out resume=True to start a run there")
         settings = {"dp_accountant": recorded_accountant(Path(out)), **settings}
     protection = Protection(**{f.name: settings.pop(f.name) for f in fields(Protection) if f.name in settings})
     encryption = Encryption(**{f.name: settings.pop(f.name) for f in fields(Encryption) if f.name in settings})

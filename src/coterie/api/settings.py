@@ -26,6 +26,11 @@ GROUPS: dict[str, Any] = {  # settings of coterie.run that can be given whole, b
     "protection": Protection,
     "encryption": Encryption,
 }
+INTERNAL = {  # parameters of `execute` that a user cannot give -> what to do instead
+    "resume": "exist='resume' continues the run in `out`",
+    "watching": "did you mean 'watch'?",
+    "interrupted": "Ctrl-C ends a run, or a `watch` that raises an error",
+}
 RUN = (Settings, Safety, Ending, Protection, Encryption)  # settings of coterie.run besides those of the method
 
 
@@ -50,6 +55,13 @@ def merged(groups: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any
         chosen = group.explicit if isinstance(group, Explicit) else names(kind)
         found |= {field: getattr(group, field) for field in chosen}
     return found
+
+
+def check_internal(given: Iterable[str]) -> None:
+    """Raise an error for names of parameters that only `execute` has."""
+    for name in given:
+        if name in INTERNAL:
+            raise CoterieError(f"unknown setting '{name}': {INTERNAL[name]}")
 
 
 def check_settings(given: Iterable[str], method: type[AnyMethod], training_only: bool = False) -> None:

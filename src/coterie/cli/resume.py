@@ -62,7 +62,7 @@ def do_resume(chosen: argparse.Namespace) -> None:
     command = config.get("command")
     if not isinstance(command, dict) or not {"method", "seed", "cwd"} <= command.keys():
         raise CoterieError(
-            f"{chosen.run} was not started by a command; in Python, call coterie.run again with resume=True"
+            f"{chosen.run} was not started by a command; in Python, call coterie.run again with exist='resume'"
         )
     again = recalled(command, chosen, run)
     if not to_do(run, again):
