@@ -137,7 +137,7 @@ def test_killed_between_the_end_and_the_result(tmp_path: Path, monkeypatch: pyte
     """The round that met the condition is in the checkpoint; no round is added."""
     more: dict[str, Any] = {"rounds": 8, "until": "accuracy>=0", "full_last_round": False}
     run(tmp_path / "whole", **more)
-    monkeypatch.setattr("coterie.api.running.Folder.finish", lambda *_: (_ for _ in ()).throw(MemoryError))
+    monkeypatch.setattr("coterie.api.driving.Folder.finish", lambda *_: (_ for _ in ()).throw(MemoryError))
     with pytest.raises(MemoryError):
         run(tmp_path / "cut", **more)
     monkeypatch.undo()

@@ -190,7 +190,7 @@ def test_the_second_time_nothing_is_trained(tmp_path: Path, monkeypatch: pytest.
     over = {"lr": [0.01, 0.1]}
     first = tune(tmp_path / "t", over, final=True)
     monkeypatch.setattr(trials, "federate", None)
-    monkeypatch.setattr("coterie.api.running.federate", None)
+    monkeypatch.setattr("coterie.api.driving.federate", None)
     assert tune(tmp_path / "t", {"lr": "0.01,0.1"}, final=True) == first
 
 

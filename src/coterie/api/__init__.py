@@ -2,9 +2,10 @@
 
 from coterie.analysis.lookup import method_name
 from coterie.api.data import RULE_SETTINGS, VARY, DataSettings, find_data, load_clients
+from coterie.api.driving import drive
 from coterie.api.methods import About, choose, federate, make_method, resolve
 from coterie.api.public import run
-from coterie.api.running import drive, execute, guarantee
+from coterie.api.running import execute, guarantee
 from coterie.execution.choice import Execution, fastest, place, ready
 from coterie.models import make_network
 from coterie.runs.describe import describe, facts, fingerprint, portrait
