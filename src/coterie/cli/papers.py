@@ -35,7 +35,7 @@ def add_reproduce_flags(parser: argparse.ArgumentParser) -> None:
         help="another draw of the partition, or vary: one for every seed; stored apart from the recipe's own",
     )
     parser.add_argument(
-        "--rounds", type=int, help="another number of rounds than the paper's; stored apart from full runs"
+        "--rounds", type=int, help="number of rounds, if not the paper's; such results are stored separately"
     )
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each in its own process; default: 1")
     add_max_time(parser)

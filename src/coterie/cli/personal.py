@@ -19,7 +19,7 @@ FORMS = ("onnx", "torch", "torchscript", "safetensors", "state_dict", "peft")
 MOST_COLUMNS = 3  # metrics next to each other for every client
 MEASURED = {
     "pre": "in the last round",
-    "kept": "after the last training of all clients, with what the server sends",
+    "kept": "after the last training of all clients, as downloaded",
     "finished": "after the final step of the method",
     "new_post": "of the new client, after its training",
 }
@@ -164,7 +164,7 @@ def do_predict(chosen: argparse.Namespace) -> None:
 
 
 def spoken(prediction: Mapping[str, Any]) -> dict[str, str]:
-    """Heading -> text of what a model says of a sample, by the entries of `Task.answer`."""
+    """Heading -> text of one prediction, by the entries of `Task.answer`."""
     if ranked := prediction.get("classes") or prediction.get("next"):
         last = "next: " if "next" in prediction else ""
         texts = (f"{one['name']} {percent(one['probability'])} %" for one in ranked)

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 import torch
 from torch import Tensor
 
+from coterie.core import tree
 from coterie.core.batch import Data
 from coterie.core.errors import CoterieError
 from coterie.core.families import check_words
@@ -164,3 +165,10 @@ class Method(Explicit, ABC, Generic[Server, State, Down, Up]):
 
 
 AnyMethod = Method[Any, Any, Any, Any]
+
+
+def messages(method: AnyMethod, server: Any, clients: Tensor) -> Any:
+    """One Down with a leading axis: row s is for clients[s]. Tensors that are equal for all clients are not copied."""
+    if method.stackable:
+        return torch.func.vmap(lambda client: method.server_send(server, client))(clients)
+    return tree.stack([method.server_send(server, client) for client in clients])

@@ -103,7 +103,7 @@ class _Reinterpreted(torch.autograd.Function):
 def mixed(bits: Tensor) -> Tensor:
     """Zeros and ones (B, ..., T) with a one at the start and a zero at the end of every row.
 
-    So a mask of random entries masks a part of every sample, whichever of the two it means.
+    So a mask of random entries masks a part of every sample, whether ones or zeros mark masked entries.
     """
     if bits.ndim > 1 and bits.shape[-1] > 1:
         bits[..., 0], bits[..., -1] = 1, 0

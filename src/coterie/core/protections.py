@@ -21,9 +21,9 @@ KINDS = ("robust-clip", "robust-trimmed", "robust-median", "dp-client", "dp-samp
 
 NOTHING_SENT = "its clients send nothing"
 HANDED_ON = "its server hands every client's model on to others"
-OWN_ROWS = "its server treats every client by what this client sent, and here one update takes everyone's place"
+OWN_ROWS = "its server uses each client's own update, and this aggregation replaces all updates by one"
 WELCOME = "all clients receive a number computed from every client's number of samples, without noise"
-HEADS = "without them there is nothing to compare the clients' heads with, and their whole length would be clipped"
+HEADS = "without an averaged head, updates of heads have no reference, so whole weights would be clipped"
 SEND_STATISTICS = "clients send class statistics of their samples; give --dp-statistics too"
 STATISTICS_ONLY = "its clients send class statistics only, with zeros for classes they lack; use clip"
 OWN_ENCODERS = (
@@ -31,7 +31,7 @@ OWN_ENCODERS = (
     "them alone protects little; add --dp sample"
 )
 COUNTED = "--dp-statistics protects samples there"
-OWN_MEANS = "features are drawn to the client's own class means where no client has sent any, without noise"
+OWN_MEANS = "where a class has no global mean, features are aligned to the client's own class means, without noise"
 
 
 def ALLOWED(method: Any) -> None:

@@ -137,7 +137,7 @@ class Classification(Task):
 
     class_weights: (K,) factors on the losses of a class; the loss of a batch is their plain mean, so weights of mean 1
     keep the learning rate meaningful. label_smoothing: share of a label that is spread over all classes. positive: the
-    class that sensitivity and average precision are about, of two. `task_args` take class names for numbers of classes.
+    class that sensitivity and average precision are about, of two. In `task_args`, classes may be given by name.
     """
 
     name = "classification"

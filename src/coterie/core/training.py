@@ -194,7 +194,7 @@ def objective(params: P, loss: Callable[[P, Batch], Tensor], batch: Batch) -> Ob
 
 
 def wrong_loss(loss: Callable[..., Any], values: Any, samples: int) -> CoterieError:
-    """The error for a loss that is not (B,). Its name: the method's class and function that it is written in."""
+    """The error for a loss that is not (B,). It names the class and function that define the loss."""
     name = getattr(loss, "__qualname__", type(loss).__name__)
     where = ".".join(part for part in name.split(".") if not part.startswith("<"))
     got = type(values).__name__

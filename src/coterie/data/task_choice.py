@@ -73,7 +73,7 @@ def read_options(given: Mapping[str, Any] | str | None) -> dict[str, Any]:
 
 
 def by_number(options: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Options with numbers of classes for their names: class_weights={no: 1, yes: 3} and positive=yes."""
+    """Replace class names by class numbers in options: class_weights={no: 1, yes: 3} and positive=yes."""
     number = {name: k for k, name in enumerate(names)}
     if isinstance(weights := options.get("class_weights"), Mapping):
         own = {str(name): weight for name, weight in weights.items()}

@@ -274,9 +274,9 @@ def check_lone_samples(method: AnyMethod, model: Model, data: FederatedData) -> 
             replace(model, hashed=False)(weights, data.train.x[:1].to(model.mean.device))
     except ValueError:
         raise CoterieError(
-            f"BatchNorm cannot train on one sample, and with batch size {batch} a batch of client {lone[0]} has one: "
-            f"it has {data.train.sizes[lone[0]]} samples ({len(lone)} such clients); use another batch size, "
-            "--drop-last (drop_last=True), or GroupNorm"
+            f"BatchNorm cannot train on one sample: with batch size {batch}, client {lone[0]} "
+            f"({data.train.sizes[lone[0]]} samples) has a batch of one ({len(lone)} such clients); use another batch "
+            "size, --drop-last (drop_last=True), or GroupNorm"
         ) from None
 
 

@@ -35,7 +35,7 @@ CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 
 @dataclass(frozen=True)
 class Execution:
-    """Where and how fast clients run. Only the precision and the last digits of results depend on it."""
+    """Where and how fast clients run. It affects results only by precision and rounding."""
 
     backend: str = field(default="auto", metadata={"help": "where clients run: looped, stacked, streams, ray or auto"})
     device: str = field(default="auto", metadata={"help": "cpu, cuda, cuda:1, ... or auto"})

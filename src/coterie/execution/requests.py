@@ -9,7 +9,7 @@ from torch import Tensor
 
 from coterie.core import random, tree
 from coterie.core.batch import Data
-from coterie.core.method import AnyMethod
+from coterie.core.method import AnyMethod, messages
 from coterie.core.model import Model
 from coterie.execution.scoring import global_logits, score
 
@@ -82,9 +82,6 @@ def keys(seed: int, turn: Turn, clients: Tensor) -> Tensor:
 
 
 def send(method: AnyMethod, server: Any, clients: Tensor) -> Any:
-    """One Down with a leading axis: row s is for clients[s]. Tensors that are equal for all clients are not copied."""
+    """The messages to these clients, computed where the server's state is: one Down with a leading axis."""
     device = next((t.device for t in tree.leaves(server)), clients.device)
-    clients = clients.to(device, non_blocking=True)
-    if method.stackable:
-        return torch.func.vmap(lambda client: method.server_send(server, client))(clients)
-    return tree.stack([method.server_send(server, client) for client in clients])
+    return messages(method, server, clients.to(device, non_blocking=True))

@@ -18,9 +18,9 @@ POINTS = {
     "pre": "personal model as downloaded, before local training",
     "post": "personal model after local training",
     "finished": "personal model after the final step of the method",
-    "kept": "personal model that is kept if all clients train once more: after that training, as downloaded",
+    "kept": "personal model as downloaded after the full last round",
     "global": "the server's model",
-    "new_pre": "clients that were not in training, with what the server sends them",
+    "new_pre": "clients that were not in training, as downloaded",
     "new_post": "the same after local training",
     "new_global": "the server's model on clients that were not in training",
 }

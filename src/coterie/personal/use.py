@@ -42,7 +42,7 @@ def outputs_of(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def predict(run: Run, client: int | str, samples: Samples, top: int = 3) -> list[dict[str, Any]]:
-    """What the client's model says of each sample, as `Task.answer` puts it, and its label if the file has labels.
+    """Predict every sample with the client's model: entries of `Task.answer`, and its label if the file has labels.
 
     top: classes or tokens to list, the most probable first.
     """

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from coterie.core import random
-from coterie.core.method import Census
+from coterie.core.method import Census, messages
 from coterie.core.model import Model
 from coterie.core.tree import Tree
 from coterie.core.wrapper import Around
 from coterie.privacy.noise import Noise
-from coterie.privacy.updates import SIZES, moved, moves, norms, scaled, sent, shrink
+from coterie.privacy.updates import SIZES, moved, moves, norms, scaled, shrink
 
 
 class Noisy(NamedTuple):
@@ -49,7 +49,7 @@ class ClientNoise(Around):
         return Noisy(self.inner.server_init(model, blank), key.to(model.mean.device))
 
     def server_receive(self, server: Noisy, clients: Tensor, ups: Any) -> Noisy:
-        downs = sent(self.inner, server.server, clients)
+        downs = messages(self.inner, server.server, clients)
         found = moves(ups, downs)
         weights = {name: t for part, own in found.items() if part not in SIZES for name, t in own.items()}
         short = scaled(weights, shrink(norms(weights), self.bound)) if weights else {}

@@ -30,9 +30,10 @@ from torch import Tensor
 
 from coterie.core import tree
 from coterie.core.errors import CoterieError
+from coterie.core.method import messages
 from coterie.core.tree import Tree
 from coterie.core.wrapper import Around
-from coterie.privacy.updates import NOT_NEGATIVE, SIZES, STATISTICS, moved, moves, norms, scaled, sent, shrink
+from coterie.privacy.updates import NOT_NEGATIVE, SIZES, STATISTICS, moved, moves, norms, scaled, shrink
 
 LIARS = {"krum": (2, 3), "multi-krum": (2, 3), "bulyan": (4, 3)}  # S must be at least a f + b
 WEISZFELD_STEPS, SMALLEST = 100, 1e-6  # of the geometric median; the smallest distance to divide by (ν)
@@ -45,7 +46,7 @@ class Robust(Around):
     share: float = field(default=0.2, kw_only=True)  # of clients winsorized at either end, or assumed malicious
 
     def server_receive(self, server: Any, clients: Tensor, ups: Any) -> Any:
-        downs, changes = sent(self.inner, server, clients), dict[str, Tensor]()
+        downs, changes = messages(self.inner, server, clients), dict[str, Tensor]()
         joint: Tree = {}  # weights that are judged together
         for name, parts in moves(ups, downs).items():
             if name in NOT_NEGATIVE:

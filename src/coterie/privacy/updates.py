@@ -8,20 +8,12 @@ import torch
 from torch import Tensor
 
 from coterie.core import tree
-from coterie.core.method import Method
 from coterie.core.tree import Tree
 
 # Fields of an Up that are not weights. Sizes: sample counts, and effective weights of clients.
 SIZES = frozenset({"samples", "effective"})
 STATISTICS = frozenset({"prototypes", "moments", "variance", "counts"})  # of features, by class
 NOT_NEGATIVE = SIZES | {"counts", "variance"}
-
-
-def sent(method: Method[Any, Any, Any, Any], server: Any, clients: Tensor) -> Any:
-    """The messages to these clients: one Down with a leading axis."""
-    if method.stackable:
-        return torch.func.vmap(lambda client: method.server_send(server, client))(clients)
-    return tree.stack([method.server_send(server, client) for client in clients])
 
 
 def moves(ups: Any, downs: Any) -> dict[str, Tree]:

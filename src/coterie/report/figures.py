@@ -116,7 +116,7 @@ def curves(runs: Sequence[Run], size: FigureSize) -> Figure:
 
 
 def communication(runs: Sequence[Run], size: FigureSize) -> Figure:
-    """Scores over megabytes; a method that sends nothing is a level line at its last score."""
+    """Scores over megabytes; a method that sends nothing is a horizontal line at its last score."""
     groups = comparable_groups(runs)
     styles = plots.line_styles([group.label for group in groups])
     silent = {g.label: f"{g.label} (sends nothing)" for g in groups if not any(r.total("bytes_") for r in g.runs)}

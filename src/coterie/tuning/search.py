@@ -223,7 +223,7 @@ def read_search(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise CoterieError(f"cannot read {folder / 'search.json'}: {error}") from None
     if not isinstance(content, dict) or not isinstance(content.get("question"), dict):
-        raise CoterieError(f"{folder / 'search.json'} is damaged: it has no question")
+        raise CoterieError(f"{folder / 'search.json'} is damaged: 'question' is missing or not a mapping")
     return content
 
 
