@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 
 import numpy as np
 import pytest
 from scipy import stats
-from tools.ledger.coverage import by_chance
 from tools.ledger.pages import noise_text
 
-from coterie.analysis.significance import Spread
 from coterie.papers.recipes import Published
 from coterie.papers.verdicts import (
     RunNoise,
@@ -86,16 +83,6 @@ def test_runs_on_one_draw_of_a_random_partition_count_once() -> None:
     scores = [(80.0, "a"), (82.0, "a"), (70.0, "b")]
     assert independent(scores, drawn=True) == [81.0, 70.0]
     assert independent(scores, drawn=False) == [80.0, 82.0, 70.0]
-
-
-def test_chance_is_the_mean_over_all_shuffles() -> None:
-    printed = [70.0, 71.0, 75.0, 80.0]
-    ours = [Spread(70.4, None, 0.2), Spread(70.9, None, 0.2), Spread(75.5, None, 0.1), Spread(60.0, None, 0.1)]
-    counts = [
-        sum(verdict(mine.mean - p, mine.half, 1.0) == "met" for mine, p in zip(ours, order, strict=True))
-        for order in itertools.permutations(printed)
-    ]
-    assert by_chance(ours, printed, 1.0) == pytest.approx(statistics.fmean(counts))
 
 
 def test_the_noise_that_comes_with_coterie_is_read_back() -> None:

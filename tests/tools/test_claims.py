@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from scipy import stats
 from tools.ledger import Files
 from tools.ledger.claims import claims
-from tools.ledger.coverage import Tally, copied, coverage, every, held_out
+from tools.ledger.coverage import Tally, chance, copied, coverage, every, held_out, near, once
 from tools.ledger.noise import pooled
 from tools.ledger.rankings import agreement, kendall, margin
 from tools.ledger.sections import cells
@@ -18,7 +19,7 @@ from tools.ledger.sections import cells
 from coterie.analysis.significance import Spread
 from coterie.core.errors import CoterieError
 from coterie.papers.recipes import find, recipes
-from coterie.papers.verdicts import RunNoise
+from coterie.papers.verdicts import RunNoise, verdict
 from tests.tools.test_ledger import CIFAR, FASHION, RESULTS, put
 
 
@@ -68,8 +69,45 @@ def test_the_printed_numbers_are_those_that_were_counted_in_the_papers() -> None
     files = Files(RESULTS)
     assert len(every(files)) == 816
     assert sum(copied(files, recipe) for recipe in recipes()) == 12 * 4 + 8
-    last = coverage(files, {}).splitlines()[-1]
-    assert last.startswith("| **all** |  | 872 | 56 | 816 | ")
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in coverage(files, {}).splitlines()[2:]]
+    assert lines[-1][2:6] == ["872", "56", "816", "743"]
+    assert [sum(int(line[i]) for line in lines[:-1]) for i in range(2, 11)] == [int(n) for n in lines[-1][2:11]]
+    assert lines[0][:6] == ["Replication of FedPAC, 2025", "Table 1", "68", "48", "20", "8"]  # 2 rows of 17 are its own
+
+
+def test_a_number_of_several_tables_counts_once(tmp_path: Path) -> None:
+    """FedPAC's number is in Tables 1, 2 and 5 and in the replication, FedAvg's in 1 and 2 of these."""
+    put(tmp_path, CIFAR, "FedPAC", [81.1, 81.2, 81.0, 81.2, 81.1])
+    put(tmp_path, CIFAR, "FedAvg", [60.0])
+    files = Files(tmp_path)
+    own = [c for c in every(files) if c.comparison.ours and c.row.name in ("FedPAC", "Both", "FedAvg")]
+    assert len(own) == 4 + 2
+    assert sorted((c.recipe.id, c.row.name) for c in once(own)) == [(CIFAR, "FedAvg"), (CIFAR, "FedPAC")]
+    assert Tally.of(own) == (1, 1, 0, 0)
+    assert near(own) == 1
+
+
+def test_chance_is_the_mean_over_all_shuffles(tmp_path: Path) -> None:
+    """Of the numbers asked about, each counted once, in the column of the table that prints it first."""
+    put(tmp_path, CIFAR, "FedPAC", [81.1, 81.2, 81.0, 81.2, 81.1])
+    put(tmp_path, CIFAR, "FedAvg", [70.0, 70.1, 69.9, 70.0, 70.1])
+    put(tmp_path, CIFAR, "Ditto", [76.9, 77.1, 77.0, 77.0, 76.9])
+    files = Files(tmp_path)
+    column = [c for c in cells(files, find(CIFAR)) if c.comparison.ours]
+    printed = [c.comparison.published.mean for c in column if c.comparison.published]
+    assert len(column) == len(printed) == 4  # FedAvg-FT too
+    counts = [
+        [
+            verdict(c.comparison.ours.mean - p, c.comparison.ours.half, c.comparison.band) == "met"
+            for c, p in pairs
+            if c.comparison.ours
+        ]
+        for order in itertools.permutations(printed)
+        for pairs in [list(zip(column, order, strict=True))]
+    ]
+    assert np.sum(counts) > 0
+    assert chance(files, [*column, *column]) == pytest.approx(np.sum(counts) / len(counts))
+    assert chance(files, column[:1]) == pytest.approx(np.mean(counts, axis=0)[0])
 
 
 def test_cells_that_a_reading_was_chosen_on_are_not_held_out() -> None:
@@ -79,7 +117,7 @@ def test_cells_that_a_reading_was_chosen_on_are_not_held_out() -> None:
     assert (FASHION, "FedPAC") in names
     assert (CIFAR, "FedBABU") not in names
     assert ("P1-T5-CIFAR10", "FedPAC") not in names  # the same number and training as in Table 1
-    assert Tally.of(held_out(files)).all < 816
+    assert Tally.of(held_out(files)).all == len(once(held_out(files))) < 743
 
 
 def test_the_headline_of_a_table_by_hand(tmp_path: Path) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from coterie.analysis.significance import Spread
 from coterie.analysis.tables import TextTable, markdown
 from coterie.core.errors import CoterieError
 from coterie.papers.recipes import READINGS, Recipe, recipes
@@ -19,7 +19,7 @@ TIME = "GPU time"
 
 
 class Tally(NamedTuple):
-    """Verdicts on printed numbers."""
+    """Verdicts on different numbers."""
 
     met: int
     off: int
@@ -28,7 +28,7 @@ class Tally(NamedTuple):
 
     @staticmethod
     def of(found: Iterable[Cell]) -> Tally:
-        counts = Counter(cell.comparison.verdict for cell in found)
+        counts = Counter(cell.comparison.verdict for cell in once(found))
         return Tally(*(counts[verdict] for verdict in (*JUDGED, NOT_RUN)))
 
     @property
@@ -42,7 +42,7 @@ class Tally(NamedTuple):
 
 def near(found: Iterable[Cell]) -> int:
     """How many means lie within the band, whatever their intervals."""
-    judged = [(cell.comparison.difference, cell.comparison.band) for cell in found]
+    judged = [(cell.comparison.difference, cell.comparison.band) for cell in once(found)]
     return sum(abs(d) <= band for d, band in judged if d is not None and band is not None)
 
 
@@ -52,8 +52,17 @@ def printed(files: Files, recipe: Recipe) -> list[Cell]:
 
 
 def every(files: Files) -> list[Cell]:
-    """All printed numbers of all papers; recipes of the folder repeat them."""
-    return [cell for recipe in recipes() for cell in printed(files, files.recipe(recipe.id))]
+    """All printed numbers of all papers, tables that copy from others last; recipes of the folder repeat them."""
+    order = sorted(recipes(), key=lambda recipe: not recipe.copies.keys() <= {recipe.id})
+    return [cell for recipe in order for cell in printed(files, files.recipe(recipe.id))]
+
+
+def once(found: Iterable[Cell]) -> list[Cell]:
+    """Different numbers: each as in the first of the cells that repeat it."""
+    first: dict[Any, Cell] = {}
+    for cell in found:
+        first.setdefault(identity(cell), cell)
+    return list(first.values())
 
 
 def copied(files: Files, recipe: Recipe) -> int:
@@ -84,20 +93,17 @@ def held_out(files: Files) -> list[Cell]:
     return [cell for cell in found if identity(cell) not in chosen]
 
 
-def chance(files: Files) -> float:
-    """Expected number of met rows if the published numbers of every column are shuffled among its methods."""
+def chance(files: Files, found: Iterable[Cell]) -> float:
+    """Expected number of these that are met if the published numbers of a column are shuffled among its methods."""
     columns: dict[Any, list[Cell]] = {}
     for cell in every(files):
         if cell.comparison.ours is not None:
-            columns.setdefault((cell.recipe.id, cell.value, cell.measure), []).append(cell)
-    return sum(
-        by_chance(
-            [cell.comparison.ours for cell in column if cell.comparison.ours],
-            [cell.comparison.published.mean for cell in column if cell.comparison.published],
-            column[0].comparison.band,
-        )
-        for column in columns.values()
-    )
+            columns.setdefault(column(cell), []).append(cell)
+    return math.fsum(by_chance(cell, columns[column(cell)]) for cell in once(found) if cell.comparison.ours is not None)
+
+
+def column(cell: Cell) -> tuple[Any, ...]:
+    return cell.recipe.id, cell.value, cell.measure
 
 
 def coverage(files: Files, gaps: Mapping[str, str]) -> str:
@@ -106,19 +112,24 @@ def coverage(files: Files, gaps: Mapping[str, str]) -> str:
     for recipe in map(files.recipe, (r.id for r in recipes())):
         if printed(files, recipe):
             tables.setdefault((recipe.paper, recipe.place), []).append(recipe)
-    lines, total, copies = [], Tally(0, 0, 0, 0), 0
+    different: dict[tuple[str, str], list[Cell]] = {}
+    for cell in once(every(files)):
+        different.setdefault((cell.recipe.paper, cell.recipe.place), []).append(cell)
+    lines, total, counts = [], Tally(0, 0, 0, 0), (0, 0)
     for (paper, place), found in tables.items():
-        own = [cell for recipe in found for cell in printed(files, recipe)]
-        tally, again = Tally.of(own), sum(copied(files, recipe) for recipe in found)
-        lines.append([paper, place, *numbers(tally, again), why(own, gaps)])
-        total, copies = Tally(*map(sum, zip(total, tally, strict=True))), copies + again
-    lines.append(["**all**", "", *numbers(total, copies), ""])
-    header = ["paper", "table", "printed", "copies", "distinct", "run", "met", "off", "undecided", "not run", "why not"]
-    return plain(header, lines)
+        own = different.get((paper, place), [])
+        tally, here = Tally.of(own), sum(len(printed(files, recipe)) for recipe in found)
+        copies = sum(copied(files, recipe) for recipe in found)
+        lines.append([paper, place, *numbers(here, copies, tally), why(own, gaps)])
+        total = Tally(*map(sum, zip(total, tally, strict=True)))
+        counts = counts[0] + here, counts[1] + copies
+    lines.append(["**all**", "", *numbers(*counts, total), ""])
+    header = ["paper", "table", "printed", "copies", "without copies", "different"]
+    return plain([*header, "run", "met", "off", "undecided", "not run", "why not"], lines)
 
 
-def numbers(tally: Tally, copies: int) -> list[str]:
-    shown = (tally.all + copies, copies, tally.all, tally.run, tally.met, tally.off, tally.undecided, tally.left)
+def numbers(here: int, copies: int, tally: Tally) -> list[str]:
+    shown = (here + copies, copies, here, tally.all, tally.run, tally.met, tally.off, tally.undecided, tally.left)
     return [str(number) for number in shown]
 
 
@@ -139,11 +150,10 @@ def by_reading(files: Files) -> str:
     groups |= {"**all**": found, "**held out**: no reading was chosen on them": held_out(files)}
     rows = []
     for name, own in groups.items():
-        tally = Tally.of(own)
-        rows.append([name, *map(str, (tally.all, tally.run, tally.met, tally.off, tally.undecided, near(own)))])
-    shuffled = "by chance: published numbers shuffled among the methods of a column"
-    rows.append([shuffled, "", "", f"{chance(files):.1f}", "", "", ""])
-    return plain(["reading", "printed", "run", "met", "off", "undecided", "mean within the band"], rows)
+        tally, shuffled = Tally.of(own), chance(files, own)
+        rows.append([name, *map(str, (tally.all, tally.run, *tally[:3])), f"{shuffled:.1f}", str(near(own))])
+    header = ["reading", "different numbers", "run", "met", "off", "undecided", "met by chance"]
+    return plain([*header, "mean within the band"], rows)
 
 
 def noise_table(files: Files) -> str:
@@ -159,7 +169,10 @@ def plain(header: list[str], rows: list[list[str]]) -> str:
     return markdown(TextTable("", header, rows)).strip().split("\n", 2)[2]
 
 
-def by_chance(ours: Sequence[Spread], published: Sequence[float], band: float | None) -> float:
-    """Expected number of rows that are met if the published numbers of a column are shuffled among its methods."""
-    pairs = ((mine, printed) for mine in ours for printed in published)
-    return sum(verdict(mine.mean - printed, mine.half, band) == MET for mine, printed in pairs) / max(len(published), 1)
+def by_chance(cell: Cell, own: Sequence[Cell]) -> float:
+    """Probability that a number is met if the published numbers of its column are shuffled among the methods."""
+    ours, band = cell.comparison.ours, cell.comparison.band
+    published = [other.comparison.published.mean for other in own if other.comparison.published]
+    if ours is None or not published:
+        return 0.0
+    return sum(verdict(ours.mean - number, ours.half, band) == MET for number in published) / len(published)

@@ -9,7 +9,7 @@ from coterie.core.errors import CoterieError
 from coterie.federation.history import worst_tenth
 from coterie.papers.results import accuracies
 from coterie.papers.tables import published_text
-from tools.ledger.coverage import Tally, chance, every, held_out, identity
+from tools.ledger.coverage import Tally, chance, every, held_out, once
 from tools.ledger.files import Files
 from tools.ledger.overview import named
 from tools.ledger.sections import Cell, cells, ours_text
@@ -50,10 +50,10 @@ WORDS = {
         spread="± is half of the 95 % interval of our mean. *Met*: the interval lies within the band around the "
         "published number (at most ± 1.5 points, less on datasets with less noise between seeds); *off*: it lies "
         "outside; *undecided*: neither, more seeds are needed",
-        within="Of the {distinct} distinct numbers that five papers print, {run} were run. Held out, that is without "
-        "the cells on which we chose among several readings of a paper, {met} of {held} are met, {off} are off and "
-        "{undecided} are undecided; {chance:.0f} of all {run} would be met by chance. [Every number with its reading, "
-        "seeds, commit and hardware](docs/results.md); [do the papers' claims hold?](docs/claims.md)",
+        within="Five papers print {different} different numbers; {run} of them were run. Held out, that is without "
+        "the numbers on which we chose among several readings of a paper, {met} of {held} are met, {off} are off and "
+        "{undecided} are undecided; {chance:.0f} of these {held} would be met by chance. [Every number with its "
+        "reading, seeds, commit and hardware](docs/results.md); [do the papers' claims hold?](docs/claims.md)",
         worst_rows="The largest misses of all tables: {rows}",
         colon=": ",
         stop=". ",
@@ -69,9 +69,9 @@ WORDS = {
         verdict="结论",
         spread="± 为均值 95 % 置信区间的半宽。*met*（一致）：区间落在论文数字周围的允许带内（最多 ± 1.5 个百分点，"
         "种子噪声小的数据集更窄）；*off*（不一致）：区间完全在带外；*undecided*（未定）：两者都不是，需要更多种子",
-        within="五篇论文共印有 {distinct} 个不同的数字，已运行 {run} 个。除去用来选择论文解读的单元格后，"
+        within="五篇论文共印有 {different} 个不同的数字，已运行 {run} 个。除去用来选择论文解读的单元格后，"
         "{held} 个中 {met} 个一致，{off} 个不一致，{undecided} 个未定；"
-        "若纯属偶然，全部 {run} 个中约有 {chance:.0f} 个一致。"
+        "若纯属偶然，这 {held} 个中约有 {chance:.0f} 个一致。"
         "[每个数字的解读、种子、提交和硬件](docs/results.md)；[论文的结论成立吗？](docs/claims.md)",
         worst_rows="所有表格中偏差最大的行：{rows}",
         colon="：",
@@ -136,18 +136,18 @@ def verdicts(files: Files, words: Words) -> str:
     """How many of the printed numbers were run, and how many are met held out."""
     whole, held = Tally.of(every(files)), Tally.of(held_out(files))
     return words.within.format(
-        distinct=whole.all,
+        different=whole.all,
         run=whole.run,
         held=held.run,
         met=held.met,
         off=held.off,
         undecided=held.undecided,
-        chance=chance(files),
+        chance=chance(files, held_out(files)),
     )
 
 
 def worst_rows(files: Files, words: Words) -> str:
-    found = list({identity(c): c for c in every(files)[::-1] if c.comparison.difference is not None}.values())
+    found = [cell for cell in once(every(files)) if cell.comparison.difference is not None]
     found.sort(key=lambda cell: -abs(cell.comparison.difference or 0.0))
     shown = [f"{c.recipe.id} {named(c)} {c.comparison.difference:+.1f}" for c in found[:WORST]]
     return words.worst_rows.format(rows=", ".join(shown))
