@@ -10,7 +10,7 @@ from coterie.papers.verdicts import SEEDS, interval
 from tools.ledger.coverage import identity, plain
 from tools.ledger.files import Files
 from tools.ledger.overview import anchor
-from tools.ledger.rankings import Estimate, agreement, margin
+from tools.ledger.rankings import Agreement, Estimate, agreement, margin
 from tools.ledger.sections import Cell, cells, title
 
 HOLDS, FAILS, AHEAD, BEHIND, UNKNOWN = "holds", "fails", "open, ahead", "open, behind", "no interval"
@@ -24,7 +24,7 @@ class TableClaim(NamedTuple):
     value: Value
     measure: str
     methods: int
-    tau: Estimate
+    agreement: Agreement
     published: float  # margin
     rival: str  # best other in our runs
     ours: Estimate
@@ -125,14 +125,15 @@ def table(files: Files) -> str:
             shown(c.ours, "+.2f"),
             c.verdict,
             c.size,
-            shown(c.tau, ".2f"),
+            f"{c.agreement.tau:.2f}",
+            "-" if c.agreement.low is None else f"{c.agreement.low:.2f} to {c.agreement.high:.2f}",
             str(c.methods),
             str(c.seeds),
         ]
         for c in claims(files)
     ]
     header = ["table", "column", "method", "best other", "published lead", "our lead", "the lead", "size"]
-    return plain([*header, "Kendall's tau", "methods", "seeds"], rows)
+    return plain([*header, "Kendall's tau", "expected", "methods", "seeds"], rows)
 
 
 def shown(found: Estimate, form: str) -> str:
@@ -151,9 +152,12 @@ def summary(files: Files) -> str:
         counts = {
             word: sum(claim.verdict == word for claim in claimed) for word in (HOLDS, AHEAD, BEHIND, FAILS, UNKNOWN)
         }
-        taus = [claim.tau.value for claim in own]
+        orders = [claim.agreement for claim in own]
         numbers = [len(own), len(claimed), *counts.values()]
-        rows.append([paper, *map(str, numbers), f"{statistics.median(taus):.2f}", in_words(claimed, counts)])
+        tau = f"{statistics.median(found.tau for found in orders):.2f}"
+        judged = [found.expected for found in orders if found.expected is not None]
+        expected = f"{sum(judged)} of {len(judged)}" if judged else "-"
+        rows.append([paper, *map(str, numbers), tau, expected, in_words(claimed, counts)])
     header = [
         "paper",
         "columns run",
@@ -164,7 +168,7 @@ def summary(files: Files) -> str:
         "fails",
         "no interval",
     ]
-    return plain([*header, "median tau", "the claim to be first"], rows)
+    return plain([*header, "median tau", "order as expected", "the claim to be first"], rows)
 
 
 def in_words(claimed: list[TableClaim], counts: dict[str, int]) -> str:

@@ -14,6 +14,7 @@ from coterie.papers.verdicts import ENOUGH, RunNoise
 
 RESAMPLED = 2000
 NORMAL = 1.959964  # 97.5 % quantile
+TIE = 1e-9  # two equal taus differ by less
 
 
 class Estimate(NamedTuple):
@@ -22,6 +23,20 @@ class Estimate(NamedTuple):
     value: float
     low: float | None
     high: float | None
+
+
+class Agreement(NamedTuple):
+    """Kendall's tau of our order and the published one, and the range it has in 95 % of the cases if the published
+    numbers are the true means and our runs differ from them by noise only; None: no noise was measured."""
+
+    tau: float
+    low: float | None
+    high: float | None
+
+    @property
+    def expected(self) -> bool | None:
+        """Whether the order differs from the published one by no more than noise explains."""
+        return None if self.low is None else self.tau > self.low - TIE
 
 
 def kendall(first: Sequence[float], second: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
@@ -34,16 +49,15 @@ def kendall(first: Sequence[float], second: Sequence[float] | NDArray[np.float64
     return found
 
 
-def agreement(published: Sequence[float], ours: Sequence[Spread]) -> Estimate:
-    """Kendall's tau, with the 2.5 and 97.5 % quantiles over means resampled within their intervals."""
-    means = np.asarray([own.mean for own in ours])
-    tau = float(kendall(published, means))
+def agreement(published: Sequence[float], ours: Sequence[Spread]) -> Agreement:
+    """Noise is added to the published numbers, not to our means, which already contain it."""
+    tau = float(kendall(published, [own.mean for own in ours]))
     halves = [own.half for own in ours if own.half is not None]
     if len(halves) < len(ours):
-        return Estimate(tau, None, None)
+        return Agreement(tau, None, None)
     noise = np.random.default_rng(0).standard_normal((RESAMPLED, len(ours))) * np.asarray(halves) / NORMAL
-    low, high = np.quantile(kendall(published, means + noise), [0.025, 0.975])
-    return Estimate(tau, float(low), float(high))
+    low, high = np.quantile(kendall(published, np.asarray(published) + noise), [0.025, 0.975])
+    return Agreement(tau, float(low), float(high))
 
 
 def margin(hero: dict[int, float], rival: dict[int, float], noise: RunNoise | None) -> Estimate:
