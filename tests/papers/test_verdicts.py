@@ -89,7 +89,7 @@ def test_the_noise_that_comes_with_coterie_is_read_back() -> None:
     import yaml
 
     noises = {
-        ("a", "seeds"): RunNoise(0.5, 3, 2),
+        ("a", "seeds"): RunNoise(0.5, 3, 2, ("P1-T9", "P1-T10")),
         ("a", "draws"): RunNoise(1.25, 1, 1),
         ("b", "draws"): RunNoise(2.0, 4, 4),
     }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ from scipy import stats
 from tools.ledger import Files
 from tools.ledger.claims import claims
 from tools.ledger.coverage import Tally, chance, copied, coverage, every, held_out, near, once
-from tools.ledger.noise import pooled
+from tools.ledger.noise import Repeated, effective, over_draws, pooled, shared
 from tools.ledger.rankings import agreement, kendall, margin
 from tools.ledger.sections import cells
 
@@ -21,6 +23,12 @@ from coterie.core.errors import CoterieError
 from coterie.papers.recipes import find, recipes
 from coterie.papers.verdicts import RunNoise, verdict
 from tests.tools.test_ledger import CIFAR, FASHION, RESULTS, put
+
+
+@cache
+def stored() -> Files:
+    """The results that come with the repository."""
+    return Files(RESULTS)
 
 
 def test_kendalls_tau_is_scipys() -> None:
@@ -78,18 +86,61 @@ def test_a_margin_is_paired_over_seeds() -> None:
     assert margin({0: 81.0}, {0: 80.0}, None).low is None
 
 
+def repeated(scores: Sequence[float], block: str = "one", first: int = 0) -> Repeated:
+    return Repeated(block, dict(enumerate(map(float, scores), first)))
+
+
 def test_noise_is_pooled_over_cells_without_those_that_are_unstable() -> None:
     stable = [(70.0, 70.6, 70.1), (80.0, 80.4), (60.0, 60.9, 60.3)]
-    found = pooled([*stable, (50.0, 58.0)])
+    found = pooled([repeated(scores, str(i)) for i, scores in enumerate([*stable, (50.0, 58.0)])])
     total = sum(statistics.variance(cell) * (len(cell) - 1) for cell in stable)
-    assert found is not None
-    assert (found.std, found.freedom, found.cells) == (pytest.approx((total / 5) ** 0.5), 5, 3)
-    assert pooled([]) is None
+    assert (found.std, found.cells) == (pytest.approx((total / 5) ** 0.5), 3)
+
+
+def test_cells_that_share_their_seeds_have_fewer_degrees_of_freedom() -> None:
+    scores = np.random.default_rng(0).normal(size=(6, 5))
+    same = [repeated(scores[0] + shift) for shift in (0, 10, 20)]
+    assert effective(same) == pytest.approx(4)  # three copies of one cell tell no more than one
+    covariance = np.cov(scores)
+    by_hand = 4 * np.trace(covariance) ** 2 / np.trace(covariance @ covariance)
+    assert effective([repeated(own) for own in scores]) == pytest.approx(by_hand)
+    apart = [repeated(own, str(i)) for i, own in enumerate(scores)]
+    assert effective(apart) == pytest.approx(4 * np.trace(covariance) ** 2 / (np.diag(covariance) ** 2).sum())
+    assert shared(repeated([1, 2, 3]), repeated([1, 2, 5], first=7)) == 0.0  # no seed in common
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
+def test_degrees_of_freedom_are_not_more_than_those_of_the_pooled_variance(correlation: float) -> None:
+    """Of a simulation: twice the squared mean of the pooled variance, divided by its variance."""
+    draw = np.random.default_rng(2)
+    scores = correlation**0.5 * draw.normal(size=(20_000, 1, 5)) + (1 - correlation) ** 0.5 * draw.normal(
+        size=(20_000, 8, 5)
+    )
+    variances = scores.var(-1, ddof=1).mean(-1)
+    found = [effective([repeated(own) for own in run]) for run in scores[:200]]
+    assert np.median(found) < 1.05 * 2 * variances.mean() ** 2 / variances.var()
+    assert np.median(found) > 3.9  # at least those of one cell
+
+
+def test_draws_count_by_partitions_whatever_the_number_of_methods() -> None:
+    pairs = {"drawn": [(50.0, 55.0), (57.0, 62.0), (76.0, 78.0)], "classes": [(66.0, 70.0)]}
+    found = over_draws([repeated(own, block) for block, cells in pairs.items() for own in cells])
+    variances = [statistics.fmean(map(statistics.variance, cells)) for cells in pairs.values()]
+    assert (found.freedom, found.cells) == (2, 4)
+    assert found.std == pytest.approx(statistics.fmean(variances) ** 0.5)
+
+
+def test_draws_that_were_searched_for_are_no_noise() -> None:
+    noises = stored().noises
+    assert noises["cifar10", "draws"].freedom == 2
+    assert set(noises["cifar10", "draws"].measured_in) == {"P1-T7-clustered", "P3-T1-CIFAR10-0.1"}
+    for (_, kind), noise in noises.items():
+        assert kind == "draws" or noise.freedom < noise.cells  # one partition and three to five seeds
 
 
 def test_the_printed_numbers_are_those_that_were_counted_in_the_papers() -> None:
     """872 numbers in 21 tables; 48 rows of the replication and FedPAC's row of Table 4 (8) are verbatim copies."""
-    files = Files(RESULTS)
+    files = stored()
     assert len(every(files)) == 816
     assert sum(copied(files, recipe) for recipe in recipes()) == 12 * 4 + 8
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in coverage(files, {}).splitlines()[2:]]
@@ -134,7 +185,7 @@ def test_chance_is_the_mean_over_all_shuffles(tmp_path: Path) -> None:
 
 
 def test_cells_that_a_reading_was_chosen_on_are_not_held_out() -> None:
-    files = Files(RESULTS)
+    files = stored()
     names = {(cell.recipe.id, cell.row.name) for cell in held_out(files)}
     assert (CIFAR, "FedAvg") in names
     assert (FASHION, "FedPAC") in names

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from coterie.analysis.tables import TextTable, markdown
 from coterie.core.errors import CoterieError
 from coterie.papers.recipes import READINGS, Recipe, recipes
-from coterie.papers.verdicts import MET, NOT_RUN, OFF, UNDECIDED, verdict
+from coterie.papers.verdicts import MET, NOT_RUN, OFF, UNDECIDED, RunNoise, verdict
 from tools.ledger.files import Files
 from tools.ledger.sections import Cell, cells
 
@@ -159,10 +159,15 @@ def by_reading(files: Files) -> str:
 def noise_table(files: Files) -> str:
     """The noise between runs, and the bands that follow from it."""
     rows = [
-        [dataset, kind, f"{noise.std:.2f}", str(noise.cells), str(noise.freedom), f"± {noise.band:.2f}"]
+        [dataset, kind, f"{noise.std:.2f}", str(noise.cells), str(noise.freedom), f"± {noise.band:.2f}", where(noise)]
         for (dataset, kind), noise in files.noises.items()
     ]
-    return plain(["dataset", "what differs", "standard deviation", "cells", "degrees of freedom", "band"], rows)
+    header = ["dataset", "what differs", "standard deviation", "cells", "degrees of freedom", "band"]
+    return plain([*header, "measured in the setting of"], rows)
+
+
+def where(noise: RunNoise) -> str:
+    return ", ".join(f"`{recipe}`" for recipe in noise.measured_in)
 
 
 def plain(header: list[str], rows: list[list[str]]) -> str:

@@ -16,7 +16,7 @@ from coterie.papers.recipes import Plan, Recipe, RecipeRow, Value, find, read_re
 from coterie.papers.results import Found, checked, load
 from coterie.papers.verdicts import Noises
 from coterie.runs.disk import check_tree
-from tools.ledger.noise import measured
+from tools.ledger.noise import Measured, measured
 
 FIRST = "1"  # the campaign of results that are not in a folder of their own
 CAMPAIGNS = "campaigns"
@@ -101,16 +101,20 @@ class Files:
         return (self.folder / "leaderboard.json").is_file()
 
     @cached_property
-    def noises(self) -> Noises:
-        """The noise between runs, per dataset."""
+    def measured(self) -> Measured:
         return measured(self.repeated())
 
-    def repeated(self) -> Iterator[tuple[Recipe, str, Reading]]:
-        """Every training that a table shows, with its recipe and measure."""
+    @property
+    def noises(self) -> Noises:
+        """The noise between runs, per dataset."""
+        return self.measured.noises
+
+    def repeated(self) -> Iterator[tuple[Recipe, str, Plan, Reading]]:
+        """Every training that a table shows, with its recipe, measure and plan."""
         for recipe in self.recipes:
             for row, value, measure in itertools.product(recipe.rows, recipe.values, recipe.measures):
                 for reading in self.readings(recipe, row, value, measure):
-                    yield recipe, measure, reading
+                    yield recipe, measure, self.plan(recipe, row, value), reading
 
     def readings(self, recipe: Recipe, row: RecipeRow, value: Value, measure: str) -> list[Reading]:
         """The trainings of a cell in its newest campaign, by seed; those of early files only if there are no others."""

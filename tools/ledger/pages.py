@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from coterie.core.errors import CoterieError
-from coterie.papers.verdicts import DRAWS, SEEDS, Noises
+from coterie.papers.verdicts import DRAWS, SEEDS, Noises, RunNoise
 from tools.ledger import claims, leaderboard, readme, tuned
 from tools.ledger.coverage import by_reading, coverage, noise_table
 from tools.ledger.files import Files
@@ -105,6 +105,11 @@ def noise_text(noises: Noises) -> str:
         kinds = [(kind, noises[dataset, kind]) for kind in (SEEDS, DRAWS) if (dataset, kind) in noises]
         lines += [
             f"{dataset}:",
-            *(f"  {k}: {{std: {n.std:.4f}, freedom: {n.freedom}, cells: {n.cells}}}" for k, n in kinds),
+            *(f"  {kind}: {{{entry(noise)}}}" for kind, noise in kinds),
         ]
     return "\n".join(lines) + "\n"
+
+
+def entry(noise: RunNoise) -> str:
+    where = ", ".join(noise.measured_in)
+    return f"std: {noise.std:.4f}, freedom: {noise.freedom}, cells: {noise.cells}, measured_in: [{where}]"

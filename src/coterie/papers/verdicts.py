@@ -28,8 +28,9 @@ class RunNoise(NamedTuple):
     """Pooled standard deviation between runs, in points."""
 
     std: float
-    freedom: int  # degrees of freedom
+    freedom: int  # effective degrees of freedom
     cells: int  # that were pooled
+    measured_in: tuple[str, ...] = ()  # recipes whose settings have repeated runs; it is applied to the others
 
     @property
     def band(self) -> float:
@@ -61,7 +62,10 @@ def read_noise(content: Any) -> Noises:
     for dataset, kinds in MappingReader("", content or {}).left.items():
         for kind, entry in MappingReader(f"{dataset}: ", kinds).left.items():
             keys = MappingReader(f"{dataset}: {kind}: ", entry)
-            found[dataset, kind] = RunNoise(keys.take("std", float), keys.take("freedom", int), keys.take("cells", int))
+            where = keys.take("measured_in", tuple[str, ...], ())
+            found[dataset, kind] = RunNoise(
+                keys.take("std", float), keys.take("freedom", int), keys.take("cells", int), where
+            )
             keys.close()
     return found
 
