@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 from scipy import stats
 from tools.ledger import Files
-from tools.ledger.claims import claims
+from tools.ledger.claims import claims, summary
 from tools.ledger.coverage import Tally, chance, copied, coverage, every, held_out, near, once
 from tools.ledger.noise import Repeated, effective, over_draws, pooled, shared
-from tools.ledger.rankings import agreement, kendall, margin
+from tools.ledger.rankings import Agreement, agreement, kendall, margin
 from tools.ledger.sections import cells
 
 from coterie.analysis.significance import Spread
 from coterie.core.errors import CoterieError
 from coterie.papers.recipes import find, recipes
-from coterie.papers.verdicts import RunNoise, verdict
+from coterie.papers.verdicts import RunNoise, interval, verdict
 from tests.tools.test_ledger import CIFAR, FASHION, RESULTS, put
 
 
@@ -40,26 +40,34 @@ def test_kendalls_tau_is_scipys() -> None:
                 assert kendall(a.tolist(), b.tolist()) == pytest.approx(stats.kendalltau(a, b).statistic)
 
 
+def ordered(published: Sequence[float], ours: Sequence[float], std: float, freedom: int = 1000) -> Agreement:
+    """Of single runs with this noise."""
+    noise = RunNoise(std, freedom, 9)
+    return agreement(list(published), [interval([own], noise) for own in ours], noise)
+
+
 def test_the_expected_range_of_tau_grows_with_the_noise() -> None:
     published = [70.0, 72.0, 74.0, 76.0]
-    sure = agreement(published, [Spread(p, None, 1e-6) for p in published])
+    sure = ordered(published, published, 1e-6)
     assert (sure.tau, sure.low, sure.high) == (1.0, 1.0, 1.0)
-    noisy = agreement(published, [Spread(p, None, 3.0) for p in published])
+    noisy = ordered(published, published, 1.5)
     assert noisy.low is not None
     assert noisy.low < 0.7
-    unknown = agreement(published, [Spread(p, None, None) for p in published])
+    unknown = agreement(published, [Spread(p, None, None) for p in published], None)
     assert (unknown.low, unknown.expected) == (None, None)
 
 
 @pytest.mark.long
-def test_the_range_of_tau_covers_95_percent_of_reproductions_that_are_right() -> None:
-    """The published numbers are the true means of 23 methods, as far from each other as in FedPAC's Table 1."""
+@pytest.mark.parametrize("freedom", [2, 7])
+def test_the_range_of_tau_covers_95_percent_of_reproductions_that_are_right(freedom: int) -> None:
+    """The published numbers are the true means of 23 methods, as far from each other as in FedPAC's Table 1; the noise
+    is measured with few degrees of freedom."""
     draw, std = np.random.default_rng(1), 0.83
     found = []
     for _ in range(300):
         published = draw.normal(73, 4.5, 23).round(2)
-        ours = published + draw.normal(0, std, 23)
-        made = agreement(published.tolist(), [Spread(m, None, 1.959964 * std) for m in ours])
+        measured = std * (draw.chisquare(freedom) / freedom) ** 0.5
+        made = ordered(published.tolist(), (published + draw.normal(0, std, 23)).tolist(), measured, freedom)
         assert made.low is not None
         assert made.high is not None
         found.append((made.low <= made.tau <= made.high, made.expected))
@@ -69,8 +77,8 @@ def test_the_range_of_tau_covers_95_percent_of_reproductions_that_are_right() ->
 
 def test_an_order_that_noise_does_not_explain_is_not_expected() -> None:
     published = [70.0, 72.0, 74.0, 76.0]
-    assert agreement(published, [Spread(146.0 - p, None, 0.5) for p in published]).expected is False
-    assert agreement(published, [Spread(p, None, 0.5) for p in published]).expected is True
+    assert ordered(published, published[::-1], 0.3).expected is False
+    assert ordered(published, published, 0.3).expected is True
 
 
 def test_a_margin_is_paired_over_seeds() -> None:
@@ -204,6 +212,42 @@ def test_the_headline_of_a_table_by_hand(tmp_path: Path) -> None:
     assert claim.agreement.tau == pytest.approx(
         stats.kendalltau([65.43, 73.41, 80.17, 81.13], [60.0, 79.5, 79.5, 82.0]).statistic
     )
+
+
+def test_a_lead_has_no_interval_where_nothing_was_repeated(tmp_path: Path) -> None:
+    put(tmp_path, CIFAR, "FedAvg", [68.0, 69.0, 68.5])  # the noise of another setting of the dataset
+    for row, score in {"Local-only": 60.0, "FedAvg-FT": 70.0, "FedPAC": 83.0}.items():
+        put(tmp_path, "P1-T1-CIFAR10-100", row, [score])
+        put(tmp_path, CIFAR, row, [score])
+    found = {claim.recipe.id: claim for claim in claims(Files(tmp_path))}
+    assert found[CIFAR].ours.low is not None
+    assert found[CIFAR].published == pytest.approx(81.13 - 80.17)  # the best in print, FedEM-FT, was not run
+    assert found["P1-T1-CIFAR10-100"].ours.low is None
+    assert found["P1-T1-CIFAR10-100"].verdict == "ahead, no interval"
+    for row in ("Local-only", "FedAvg-FT", "FedPAC"):
+        put(tmp_path, "P1-T1-CIFAR10-100", row, [70.0, 70.5] if row != "FedPAC" else [60.0, 60.5])
+    found = {claim.recipe.id: claim for claim in claims(Files(tmp_path))}
+    assert found["P1-T1-CIFAR10-100"].verdict == "fails"
+
+
+def test_a_lead_in_several_tables_counts_where_its_rivals_are_strongest(tmp_path: Path) -> None:
+    """FedPAC's training is in Tables 1 and 5, but only the first has FedEM."""
+    for row, score in {"Local-only": 65.0, "FedAvg-FT": 76.0, "FedEM-FT (M=5)": 80.0, "FedPAC": 81.0}.items():
+        put(tmp_path, CIFAR, row, [score, score + 0.1])
+    files = Files(tmp_path)
+    found = {claim.recipe.id: claim for claim in claims(files)}
+    assert found[CIFAR].stronger == ""
+    assert found["P1-T5-CIFAR10"].rival == "FedAvg-FT"
+    assert found["P1-T5-CIFAR10"].shown == f"holds; a better rival in {CIFAR}"
+    (line,) = (line for line in summary(files).splitlines() if line.startswith("| FedPAC"))
+    assert [cell.strip() for cell in line.split("|")[2:4]] == ["1", "1"]
+
+
+def test_claims_say_what_a_method_is_compared_with() -> None:
+    found = {claim.recipe.paper: claim.compared for claim in claims(stored())}
+    assert found["Replication of FedPAC, 2025"] == "Replicate"
+    assert "PFAKD+AT" not in found["PFAKD"].split(", ")
+    assert found["FedPAC, ICLR 2023"] == "all others"
 
 
 def test_a_campaign_is_not_mixed_with_an_earlier_one(tmp_path: Path) -> None:

@@ -9,11 +9,14 @@ from coterie.papers.recipes import Recipe, RecipeRow, Value, recipes
 from coterie.papers.verdicts import SEEDS, interval
 from tools.ledger.coverage import identity, plain
 from tools.ledger.files import Files
+from tools.ledger.noise import setting
 from tools.ledger.overview import anchor
 from tools.ledger.rankings import Agreement, Estimate, agreement, margin
 from tools.ledger.sections import Cell, cells, title
 
-HOLDS, FAILS, AHEAD, BEHIND, UNKNOWN = "holds", "fails", "open, ahead", "open, behind", "no interval"
+HOLDS, AHEAD, BEHIND, FAILS = "holds", "open, ahead", "open, behind", "fails"
+UNSURE_AHEAD, UNSURE_BEHIND = "ahead, no interval", "behind, no interval"
+VERDICTS = (HOLDS, AHEAD, BEHIND, FAILS, UNSURE_AHEAD, UNSURE_BEHIND)
 LEAST = 3  # methods of a ranking
 
 
@@ -29,6 +32,9 @@ class TableClaim(NamedTuple):
     rival: str  # best other in our runs
     ours: Estimate
     seeds: int  # least number of seeds of hero and rival
+    lead_of: tuple[Any, ...]  # the number that leads, under its name: equal for columns that repeat it
+    best: float  # mean of the rival
+    stronger: str = ""  # another table that compares the same training with a better rival
 
     @property
     def where(self) -> str:
@@ -40,12 +46,21 @@ class TableClaim(NamedTuple):
         if self.published <= 0:
             return "not claimed"
         if self.ours.low is None or self.ours.high is None:
-            return UNKNOWN
+            return UNSURE_AHEAD if self.ours.value > 0 else UNSURE_BEHIND
         if self.ours.low > 0:
             return HOLDS
         if self.ours.high < 0:
             return FAILS
         return AHEAD if self.ours.value > 0 else BEHIND
+
+    @property
+    def shown(self) -> str:
+        """The verdict, and whether it is about weaker rivals only."""
+        return f"{self.verdict}; a better rival in {self.stronger}" if self.stronger else self.verdict
+
+    @property
+    def compared(self) -> str:
+        return ", ".join(self.recipe.rivals) or "all others"
 
     @property
     def size(self) -> str:
@@ -66,35 +81,45 @@ def claims(files: Files) -> list[TableClaim]:
                 own = [
                     cell
                     for cell in cells(files, recipe)
-                    if (cell.value, cell.measure) == (value, measure)
-                    and cell.comparison.published is not None
-                    and cell.comparison.ours is not None
+                    if (cell.value, cell.measure) == (value, measure) and cell.comparison.published is not None
                 ]
-                same = frozenset(map(identity, own))
+                same = frozenset(identity(cell) for cell in own if cell.comparison.ours is not None)
                 if same not in seen and (claim := of_column(files, recipe, value, measure, own)):
                     found.append(claim)
                     seen.add(same)
+    found[:] = [claim._replace(stronger=stronger(claim, found)) for claim in found]
     return list(found)
 
 
-def of_column(files: Files, recipe: Recipe, value: Value, measure: str, own: list[Cell]) -> TableClaim | None:
+def stronger(claim: TableClaim, found: list[TableClaim]) -> str:
+    """The table in which the same training meets the best rival, if it is not this one."""
+    best = max((other for other in found if other.lead_of == claim.lead_of), key=lambda other: other.best)
+    return best.recipe.id if best.best > claim.best else ""
+
+
+def of_column(files: Files, recipe: Recipe, value: Value, measure: str, column: list[Cell]) -> TableClaim | None:
+    """column: all its printed numbers, also those that were not run."""
+    own = [cell for cell in column if cell.comparison.ours is not None]
     hero = next((cell for cell in own if cell.row.name == recipe.against), None)
-    rivals = [cell for cell in own if hero and is_rival(recipe, hero.row, cell.row)]
-    if hero is None or not rivals or len(own) < LEAST:
+    rivals = [cell for cell in column if hero and is_rival(recipe, hero.row, cell.row)]
+    if hero is None or not (run := [cell for cell in rivals if cell in own]) or len(own) < LEAST:
         return None
     noise = files.noises.get((hero.plan.dataset, SEEDS))
-    rival = max(rivals, key=lambda cell: statistics.fmean(cell.scores()))
+    here = noise if setting(hero.plan) in files.measured.settings else None  # that of other settings decides nothing
+    rival = max(run, key=lambda cell: statistics.fmean(cell.scores()))
     best = max(printed(cell) for cell in rivals)
     return TableClaim(
         recipe,
         value,
         measure,
         len(own),
-        agreement([printed(cell) for cell in own], [interval(cell.scores(), noise) for cell in own]),
+        agreement([printed(cell) for cell in own], [interval(cell.scores(), noise) for cell in own], noise),
         printed(hero) - best,
         rival.row.name,
-        margin(by_seed(hero), by_seed(rival), noise),
+        margin(by_seed(hero), by_seed(rival), here),
         min(len(hero.readings), len(rival.readings)),
+        (*identity(hero), hero.row.name),
+        statistics.fmean(rival.scores()),
     )
 
 
@@ -120,10 +145,11 @@ def table(files: Files) -> str:
             f"[{c.recipe.id}](results.md#{anchor(title(c.recipe))})",
             c.where or "-",
             c.recipe.against,
+            c.compared,
             c.rival,
             f"{c.published:+.2f}",
             shown(c.ours, "+.2f"),
-            c.verdict,
+            c.shown,
             c.size,
             f"{c.agreement.tau:.2f}",
             "-" if c.agreement.low is None else f"{c.agreement.low:.2f} to {c.agreement.high:.2f}",
@@ -132,7 +158,17 @@ def table(files: Files) -> str:
         ]
         for c in claims(files)
     ]
-    header = ["table", "column", "method", "best other", "published lead", "our lead", "the lead", "size"]
+    header = [
+        "table",
+        "column",
+        "method",
+        "compared with",
+        "best of them",
+        "published lead",
+        "our lead",
+        "the lead",
+        "size",
+    ]
     return plain([*header, "Kendall's tau", "expected", "methods", "seeds"], rows)
 
 
@@ -143,31 +179,21 @@ def shown(found: Estimate, form: str) -> str:
 
 
 def summary(files: Files) -> str:
-    """One line per paper: in how many columns its own method leads, here and in print."""
+    """One line per paper: in how many columns its own method leads, here and in print. A training whose lead is in
+    several tables counts in the one with the best rival."""
     rows = []
-    found = claims(files)
+    found = [claim for claim in claims(files) if not claim.stronger]
     for paper in dict.fromkeys(claim.recipe.paper for claim in found):
         own = [claim for claim in found if claim.recipe.paper == paper]
         claimed = [claim for claim in own if claim.published > 0]
-        counts = {
-            word: sum(claim.verdict == word for claim in claimed) for word in (HOLDS, AHEAD, BEHIND, FAILS, UNKNOWN)
-        }
+        counts = {word: sum(claim.verdict == word for claim in claimed) for word in VERDICTS}
         orders = [claim.agreement for claim in own]
         numbers = [len(own), len(claimed), *counts.values()]
         tau = f"{statistics.median(found.tau for found in orders):.2f}"
         judged = [found.expected for found in orders if found.expected is not None]
         expected = f"{sum(judged)} of {len(judged)}" if judged else "-"
         rows.append([paper, *map(str, numbers), tau, expected, in_words(claimed, counts)])
-    header = [
-        "paper",
-        "columns run",
-        "leads in print",
-        "lead holds",
-        "open, ahead",
-        "open, behind",
-        "fails",
-        "no interval",
-    ]
+    header = ["paper", "columns run", "leads in print", *VERDICTS]
     return plain([*header, "median tau", "order as expected", "the claim to be first"], rows)
 
 
@@ -180,7 +206,6 @@ def in_words(claimed: list[TableClaim], counts: dict[str, int]) -> str:
         return "holds in most columns"
     if counts[FAILS] > most:
         return "fails in most columns"
-    if counts[FAILS]:
-        return "fails in some columns" if counts[HOLDS] else "fails in some columns, shown in none"
-    ahead = sum(claim.ours.value > 0 for claim in claimed)
-    return "open: ahead in most columns, by less than the noise" if ahead > most else "open: not ahead in most columns"
+    ahead = counts[HOLDS] + counts[AHEAD] + counts[UNSURE_AHEAD]
+    some = f", fails in {counts[FAILS]}" if counts[FAILS] else ""
+    return f"open: ahead in {ahead} of {len(claimed)}, by more than the noise in {counts[HOLDS]}{some}"

@@ -13,7 +13,6 @@ from coterie.analysis.significance import Spread, student
 from coterie.papers.verdicts import ENOUGH, RunNoise
 
 RESAMPLED = 2000
-NORMAL = 1.959964  # 97.5 % quantile
 TIE = 1e-9  # two equal taus differ by less
 
 
@@ -49,14 +48,17 @@ def kendall(first: Sequence[float], second: Sequence[float] | NDArray[np.float64
     return found
 
 
-def agreement(published: Sequence[float], ours: Sequence[Spread]) -> Agreement:
-    """Noise is added to the published numbers, not to our means, which already contain it."""
+def agreement(published: Sequence[float], ours: Sequence[Spread], noise: RunNoise | None) -> Agreement:
+    """ours: with the half intervals that the noise gives. Noise is added to the published numbers, not to our means,
+    which already contain it; its size is uncertain too, and common to all methods."""
     tau = float(kendall(published, [own.mean for own in ours]))
     halves = [own.half for own in ours if own.half is not None]
-    if len(halves) < len(ours):
+    if noise is None or len(halves) < len(ours):
         return Agreement(tau, None, None)
-    noise = np.random.default_rng(0).standard_normal((RESAMPLED, len(ours))) * np.asarray(halves) / NORMAL
-    low, high = np.quantile(kendall(published, np.asarray(published) + noise), [0.025, 0.975])
+    draw = np.random.default_rng(0)
+    sizes = np.sqrt(noise.freedom / draw.chisquare(noise.freedom, (RESAMPLED, 1))) / student(noise.freedom)
+    added = draw.standard_normal((RESAMPLED, len(ours))) * sizes * np.asarray(halves)
+    low, high = np.quantile(kendall(published, np.asarray(published) + added), [0.025, 0.975])
     return Agreement(tau, float(low), float(high))
 
 
