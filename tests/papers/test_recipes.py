@@ -86,7 +86,18 @@ def test_all_readings_name_cells_that_exist() -> None:
 def test_random_partitions_vary_with_the_seed_unless_the_authors_seed_is_known() -> None:
     for recipe in EVERY:
         if recipe.rows and recipe.plan(recipe.rows[0], recipe.values[0]).drawn:
-            assert recipe.partition["seed"] == (42 if recipe.protocol == "akd" else VARY), recipe.id
+            assert recipe.partition["seed"] == VARY, recipe.id
+        if recipe.protocol == "akd":
+            assert (recipe.partition["rule"], recipe.partition["seed"]) == ("dirichlet-pfllib", 42), recipe.id
+
+
+def test_a_row_that_repeats_another_is_the_same_training_but_for_its_epochs() -> None:
+    for recipe in EVERY:
+        for row in recipe.rows:
+            if row.repeats:
+                (other,) = (r for r in find(row.repeats).rows if r.name == row.name)
+                here, there = recipe.plan(row, ()), find(row.repeats).plan(other, ())
+                assert (here.rule, here.partition, here.model) == (there.rule, there.partition, there.model)
 
 
 def flat(plan: Plan) -> dict[str, Any]:

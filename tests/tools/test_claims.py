@@ -246,8 +246,14 @@ def test_a_lead_in_several_tables_counts_where_its_rivals_are_strongest(tmp_path
 def test_claims_say_what_a_method_is_compared_with() -> None:
     found = {claim.recipe.paper: claim.compared for claim in claims(stored())}
     assert found["Replication of FedPAC, 2025"] == "Replicate"
-    assert "PFAKD+AT" not in found["PFAKD"].split(", ")
     assert found["FedPAC, ICLR 2023"] == "all others"
+
+
+def test_a_paper_of_which_nothing_was_run_is_not_tested(tmp_path: Path) -> None:
+    put(tmp_path, CIFAR, "FedPAC", [81.0])
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in summary(Files(tmp_path)).splitlines()]
+    assert len({len(line) for line in lines}) == 1
+    assert {line[0]: line[-1] for line in lines}["PFAKD"] == "not tested: no column was run"
 
 
 def test_a_campaign_is_not_mixed_with_an_earlier_one(tmp_path: Path) -> None:

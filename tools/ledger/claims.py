@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from coterie.papers.recipes import Recipe, RecipeRow, Value, recipes
 from coterie.papers.verdicts import SEEDS, interval
-from tools.ledger.coverage import identity, plain
+from tools.ledger.coverage import every, identity, plain
 from tools.ledger.files import Files
 from tools.ledger.noise import setting
 from tools.ledger.overview import anchor
@@ -183,8 +183,10 @@ def summary(files: Files) -> str:
     several tables counts in the one with the best rival."""
     rows = []
     found = [claim for claim in claims(files) if not claim.stronger]
-    for paper in dict.fromkeys(claim.recipe.paper for claim in found):
-        own = [claim for claim in found if claim.recipe.paper == paper]
+    for paper in dict.fromkeys(cell.recipe.paper for cell in every(files)):
+        if not (own := [claim for claim in found if claim.recipe.paper == paper]):
+            rows.append([paper, "0", *["-"] * (len(VERDICTS) + 3), in_words([], {})])
+            continue
         claimed = [claim for claim in own if claim.published > 0]
         counts = {word: sum(claim.verdict == word for claim in claimed) for word in VERDICTS}
         orders = [claim.agreement for claim in own]
@@ -200,7 +202,7 @@ def summary(files: Files) -> str:
 def in_words(claimed: list[TableClaim], counts: dict[str, int]) -> str:
     """The verdict on a paper, by the columns in which it claims to lead."""
     if not claimed:
-        return "not tested"
+        return "not tested: no column was run"
     most = len(claimed) / 2
     if counts[HOLDS] > most:
         return "holds in most columns"

@@ -52,7 +52,10 @@ class Files:
         places = {FIRST: folder} | {path.name: path for path in sorted((folder / CAMPAIGNS).glob("*")) if path.is_dir()}
         self.results: dict[Path, dict[str, Any]] = {}
         for campaign, place in places.items():
-            found = {path: checked(path) | {"campaign": campaign} for path in sorted(place.glob("*/*.json"))}
+            found = {
+                path: checked(path) | {"campaign": campaign, "folder": path.parent.name}
+                for path in sorted(place.glob("*/*.json"))
+            }
             if campaign != FIRST:
                 check_frozen(campaign, found)
             self.results |= found

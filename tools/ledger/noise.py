@@ -57,16 +57,16 @@ class Measured(NamedTuple):
 def measured(repeated: Iterable[tuple[Recipe, str, Plan, Reading]]) -> Measured:
     """Runs that differ by the draw of a random partition only are draws of one cell."""
     groups: dict[tuple[str, ...], dict[str, Scores]] = {}  # -> partition -> seed -> score
-    recipes: dict[str, Counter[str]] = {}  # setting -> those for which it was run
+    recipes: dict[str, Counter[str]] = {}  # setting -> those that have its runs
     for recipe, measure, plan, reading in repeated:
         content, average = reading.content, recipe.averages[measure]
         score = None if "early" in content else outcome(content, reading.point, recipe.report, average)
-        if score is None or content["recipe"] in PICKED:
+        if score is None or content["folder"] in PICKED:
             continue
         where, plain = setting(plan), json.dumps(plan.settings["method"], sort_keys=True)
         found = groups.setdefault((plan.dataset, where, plain, reading.point, recipe.report, average), {})
         found.setdefault(str(content["partition"]), {})[content["seed"]] = score
-        recipes.setdefault(where, Counter())[content["recipe"]] += 1
+        recipes.setdefault(where, Counter())[content["folder"]] += 1
     cells: dict[tuple[str, str], dict[Any, Repeated]] = {}  # equal scores are one model measured at two points
     names: dict[tuple[str, str], set[str]] = {}
     several = set()

@@ -140,7 +140,9 @@ class Plan(NamedTuple):
 
     @property
     def drawn(self) -> bool:
-        """Whether the partition is random."""
+        """Whether the partition is random. PFLlib's generator with a fixed seed makes its authors' very clients."""
+        if self.rule == "dirichlet-pfllib" and self.partition.get("seed") != VARY:
+            return False
         rule = inspect.signature(PARTITIONS[self.rule]).parameters.get("seed")
         return rule is not None and self.partition.get("seed", rule.default) is not None
 
