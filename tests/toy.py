@@ -13,13 +13,14 @@ from coterie.core.data import FederatedData, Split, Transform
 from coterie.core.method import AnyMethod
 from coterie.core.model import Model, make_model
 from coterie.core.task import IGNORED
-from coterie.core.tasks import NextToken, Regression
+from coterie.core.tasks import MultiLabel, NextToken, Regression, Segmentation
 from coterie.core.training import LocalTraining
 from coterie.execution import Backend, Looped, Request, Stacked, Streams
 from coterie.execution.choice import Execution
 from coterie.execution.requests import Cohort
 from coterie.federation import History, Settings, federate
 from coterie.methods import METHODS
+from coterie.models.unet import unet
 from tests.fake_graphs import FakeGraphs
 
 CLASSES = 4
@@ -51,12 +52,18 @@ def toy(
 
 
 def of_task(kind: str) -> tuple[FederatedData, Model]:
-    """The same clients with other labels: regression on two targets, or the next token of a sequence."""
+    """The same clients with other labels: of a kind of task other than classification."""
     data = toy(augmented=False)
-    task, net = (Regression(2, (5.0, -1.0), (3.0, 0.5)), network()) if kind == "regression" else (NextToken(6), None)
+    tasks = {"regression": Regression(2, (5.0, -1.0), (3.0, 0.5)), "multi-label": MultiLabel(3)}
+    task = (tasks | {"next-token": NextToken(6), "segmentation": Segmentation(3)})[kind]
 
     def of(split: Split, seed: int) -> Split:
         draw = torch.Generator().manual_seed(seed)
+        if kind == "multi-label":
+            return replace(split, y=(split.y[:, None] > torch.arange(3)).float())
+        if kind == "segmentation":  # 4 x 12: neither side is the number of features of a pixel
+            x, drawn = split.x[..., :4, :], torch.randint(IGNORED, 2, (len(split.y), 4, 12), generator=draw)
+            return replace(split, x=x, y=torch.where(x[:, 0] > 60, 2, drawn))
         if kind == "regression":
             noise = torch.randn(len(split.y), 2, generator=draw, dtype=torch.float64)
             y = torch.stack([split.y, -split.y], 1) * torch.tensor([3.0, 0.5]) + torch.tensor([5.0, -1.0])
@@ -68,17 +75,19 @@ def of_task(kind: str) -> tuple[FederatedData, Model]:
         return Split(tokens[:, :-1], y, split.sizes)
 
     train, test = of(data.train, 11), of(data.test, 12)
-    if net is None:
-        net = token_network()
+    nets = {"next-token": token_network, "segmentation": pixel_network}
+    if kind in nets:
+        net = nets[kind]()
     else:
-        net[-1] = nn.Linear(8, 2)  # type: ignore[operator]
+        net = network()
+        net[-1] = nn.Linear(8, task.width)  # type: ignore[operator]
     made = replace(
         data,
         classes=0,
         train=train,
         test=test,
         task=task,
-        transform=data.transform if kind == "regression" else Transform(),
+        transform=Transform() if kind == "next-token" else data.transform,
     )
     sample = (made.shape, task, made.transform)
     model = make_model(net, *sample, sample_type=train.x.dtype, label=made.label_shape).to("cpu", torch.float64)
@@ -89,6 +98,12 @@ def token_network() -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return nn.Sequential(nn.Embedding(6, 5), nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 6))
+
+
+def pixel_network() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return unet((1, 4, 12), 3, width=8)
 
 
 def network(batch_norm: bool = False, seed: int = 0, dropout: float = 0.0) -> nn.Module:

@@ -14,7 +14,14 @@ from torch.nn.utils import parametrizations
 
 from coterie.core.errors import CoterieError
 from coterie.core.model import make_model
+from coterie.core.rehearsal import rehearse
+from coterie.core.task import Task
+from coterie.core.tasks import NextToken, Regression, Segmentation
 from coterie.core.tree import Live
+from coterie.methods.fedcp import FedCP
+from coterie.methods.feddbe import FedDBE
+from coterie.methods.moon import MOON
+from coterie.models.unet import unet
 from tests import toy
 
 BODY = (nn.Flatten(), nn.Linear(144, 8), nn.ReLU())
@@ -280,3 +287,30 @@ def test_a_model_begins_from_what_it_is_given() -> None:
     toy.assert_same(made.initial, given)
     assert set(made.frozen) == set(model.frozen)
     toy.assert_same(other.initial, model.initial)  # what it was made from is as it was
+
+
+def features_of(
+    network: nn.Module, task: Task, shape: tuple[int, ...], label: tuple[int, ...] = (), head: str | None = None
+) -> tuple[int, int]:
+    """The axis of the features of a sample, and their number."""
+    model = make_model(network, shape, task, label=label, head=head)
+    return model.feature_axis, model.dim
+
+
+def test_features_lie_along_the_axis_that_the_head_reads() -> None:
+    """Of pixels along the second, of tokens along the last, whatever the task."""
+    assert features_of(unet((1, 8, 16), 3, width=8), Segmentation(3), (1, 8, 16), (8, 16)) == (1, 8)
+    tokens = nn.Sequential(nn.Linear(4, 7), nn.Tanh(), nn.Linear(7, 5))
+    assert features_of(tokens, NextToken(5), (6, 4), (6,)) == (2, 7)
+    vector = nn.Sequential(nn.Flatten(), nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2))
+    assert features_of(vector, Regression(2), (2, 3), (2,)) == (1, 4)
+
+
+def test_a_head_that_does_not_tell_the_axis_is_refused_where_it_matters() -> None:
+    """It flattens: its layer reads all features of a sample at once."""
+    network = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Sequential(nn.Flatten(), nn.Linear(4 * 6, 2)))
+    model = make_model(network, (1, 2, 3), Regression(2), label=(2,), head="1")
+    unknown = "the head '1' does not tell along which axis of its input they lie"
+    for method, reason in (FedDBE(), unknown), (MOON(), unknown), (FedCP(), "FedCP needs a head whose first layer is"):
+        with pytest.raises(CoterieError, match=reason):
+            rehearse(method, model, torch.rand(6, 1, 2, 3), torch.rand(6, 2))

@@ -17,7 +17,7 @@ from coterie.core.errors import CoterieError
 from coterie.core.model import make_model
 from coterie.core.training import LocalTraining
 from coterie.execution import Looped, Turn
-from coterie.methods.fedcp import FedCP, Server, context, kernel_distance, share
+from coterie.methods.fedcp import Down, FedCP, Server, context, kernel_distance, share
 from coterie.methods.fedper import FedPer
 from tests import plain, toy
 
@@ -167,3 +167,18 @@ def test_units_of_targets_count_once() -> None:
     state = clients.states[0]._replace(head=empty)
     output = method.client_predict(model, state, down, data.test.x[:3])
     torch.testing.assert_close(output, torch.tensor([[5.0, -1.0]], dtype=torch.float64).expand(3, 2))
+
+
+def test_pixels_divide_their_features_as_vectors_do() -> None:
+    """The policy, the context and both heads of a U-Net give the same for a pixel as for its features alone."""
+    data, model = toy.of_task("segmentation")
+    server, clients = plain.federation(FedCP(train=SGD), data, model, plain.ROUNDS[:1])
+    down, state, x = Down(*server), clients.states[0], data.test.x[:3]
+    h = model.features(down.shared.encoder, x)  # (3, 8, 4, 12)
+    own, shared = (head["weight"].flatten(1) for head in (state.head, down.head))  # (3, 8)
+    v = own.sum(0) / own.sum(0).norm()
+    pixel = h[1, :, 2, 5]
+    r = share(down.shared.policy, pixel * v)
+    expected = shared @ (r * pixel) + down.head["bias"] + own @ ((1 - r) * pixel) + state.head["bias"]
+    found = FedCP().client_predict(model, state, down, x)[1, :, 2, 5]
+    torch.testing.assert_close(found, expected)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from coterie.core import tree
+from coterie.core.statistics import vectors
 from coterie.core.training import LocalTraining
 from coterie.execution import Turn
 from coterie.methods.fedavg import FedAvg
@@ -124,3 +125,17 @@ def test_the_mean_of_a_batch_ignores_padding() -> None:
     z = torch.tensor([[1.0, 2.0], [3.0, 4.0], [100.0, 100.0]])
     assert batch_mean(z, torch.tensor([True, True, False])).tolist() == [2.0, 3.0]
     assert batch_mean(z, torch.tensor([False, False, False])).tolist() == [0.0, 0.0]
+
+
+def test_pixels_share_one_bias_of_their_features() -> None:
+    """Features (B, d, H, W): a bias of length d, and means over pixels."""
+    data, model = toy.of_task("segmentation")
+    method = FedDBE(train=SGD)
+    server, clients = plain.federation(method, data, model, plain.ROUNDS[:1])
+    state, down, x = clients.states[0], method.server_send(server, torch.tensor(0)), data.test.x[:3]
+    z = model.features(down.weights.encoder, x)
+    assert z.shape == (3, 8, 4, 12)
+    assert state.bias.shape == server.consensus.shape == (8,)
+    expected = model.logits(down.weights.head, z + state.bias[:, None, None])
+    torch.testing.assert_close(method.client_predict(model, state, down, x), expected)
+    torch.testing.assert_close(vectors(z, model.feature_axis), z.mean((2, 3)))

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from coterie.core import tree
+from coterie.core import random, tree
+from coterie.core.batch import Data
+from coterie.core.data import Transform
+from coterie.core.method import Census
+from coterie.core.model import make_model
+from coterie.core.task import Classification
+from coterie.core.tasks import Segmentation
 from coterie.core.training import LocalTraining
 from coterie.execution import Turn
 from coterie.methods.fedavg import FedAvg
@@ -79,14 +86,49 @@ def test_the_default_contrasts() -> None:
     assert toy.distance(tree.flatten(found.weights), tree.flatten(averaged.weights)) > 1e-4
 
 
-def test_the_loss_by_hand() -> None:
-    """Features along the shared model's and opposite to the previous one's: log(1 + e^((-1 - 1) / τ)).
-
-    In the first round both are the initial model, so the loss is log 2 and has no gradient.
-    """
-    near, far = torch.tensor(1.0 / 0.5), torch.tensor(-1.0 / 0.5)
-    assert float(F.softplus(far - near)) == pytest.approx(math.log(1 + math.exp(-4)))
+def test_the_first_round_is_fedavg() -> None:
+    """Both models are the initial one, so the loss is log 2 and has no gradient."""
     first = plain.ROUNDS[:1]
     found, _ = plain.federation(MOON(train=SGD), plain.data(), toy.model(), first)
     averaged, _ = plain.federation(FedAvg(train=SGD), plain.data(), toy.model(), first)
     assert toy.distance(tree.flatten(found.weights), tree.flatten(averaged.weights)) < 1e-12
+
+
+@pytest.mark.parametrize("pixels", [False, True], ids=["vector", "pixels"])
+def test_one_step_of_two_clients_by_hand(pixels: bool) -> None:
+    """z = (1, 0) = z of the shared model, and a head of zeros, through which the task has no gradient in z.
+
+    Client 0 has z' = (0, 1): s = 1, s' = 0, and the slope of ℓ in z is σ((s' - s) / τ) / τ · (0, 1), here
+    2 / (1 + e²). Client 1 has z' = (-1, 0), where the cosine does not change. They have 1 and 3 samples. Pixels are
+    three, each with z as its features.
+    """
+    layer = partial(nn.Conv2d, kernel_size=1, bias=False) if pixels else partial(nn.Linear, bias=False)
+    start = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+    network = nn.Sequential(layer(2, 2), layer(2, 2)).double()
+    with torch.no_grad():
+        for one, weight in zip(network, (start, torch.zeros(2, 2)), strict=True):
+            one.weight.copy_(weight.view_as(one.weight))
+    places = (1, 3) if pixels else ()
+    task = Segmentation(2) if pixels else Classification(2)
+    model = make_model(network, (2, *places), task, label=places).to("cpu", torch.float64)
+
+    method = MOON(train=LocalTraining(local_epochs=1, batch_size=3, lr=0.1, momentum=0.0), contrast=3.0)
+    server = method.server_init(model, Census(torch.tensor([1, 3]), torch.zeros(2, 0)))
+    down, ups = method.server_send(server, torch.tensor(0)), []
+    for count, before in ((1, [[0.0, 0.0], [1.0, 0.0]]), (3, [[-1.0, 0.0], [0.0, 0.0]])):
+        x = torch.zeros(count, 2, *places, dtype=torch.float64)
+        x[:, 0] = 1.0
+        y, rate = torch.zeros(count, *places, dtype=torch.int64), torch.ones((), dtype=torch.float64)
+        data = Data(x, y, random.seed_key(0), rate, 0 if pixels else 2, Transform(), alone=True)
+        previous = {"0.weight": torch.tensor(before, dtype=torch.float64).view_as(network[0].weight)}
+        state = method.client_init(model, data, {})._replace(previous=previous)
+        trained, up = method.client_train(model, state, down, data)
+        toy.assert_same(trained.previous, up.weights.encoder)  # what the next round contrasts with
+        ups.append(up)
+    first, second = (up.weights.encoder["0.weight"].flatten().tolist() for up in ups)
+    step = -0.1 * 3.0 * 2 / (1 + math.exp(2))
+    assert first == pytest.approx([1.0, 0.0, step, 1.0])
+    assert second == pytest.approx([1.0, 0.0, 0.0, 1.0])
+    shared = method.server_receive(server, torch.tensor([0, 1]), tree.stack(ups)).weights
+    assert shared.encoder["0.weight"].flatten().tolist() == pytest.approx([1.0, 0.0, step / 4, 1.0])
+    assert shared.head["weight"].flatten().tolist() == pytest.approx([0.05, 0.0, -0.05, 0.0])

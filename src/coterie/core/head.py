@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from coterie.core.errors import CoterieError
 from coterie.core.forward import forward
@@ -81,6 +82,21 @@ def split_head(network: nn.Module, x: Inputs, expected: tuple[Tensor, Tensor], h
         f"no head was found: no module with parameters runs last, so that head(encoder(x)) equals network(x); name the "
         f"head with head=... or --head, or wrap the network in nn.Sequential(encoder, head). {choice(network)}"
     )
+
+
+def feature_axis(head: nn.Module, z: Tensor, class_axis: int | None) -> int:
+    """The axis of features z (B, ...) along which the head's first layer reads vectors; 0: unknown.
+
+    class_axis: of the outputs of the task, for a head without layers that tell.
+    """
+    if z.ndim == 2:
+        return 1
+    first = next((layer for layer in head.modules() if isinstance(layer, nn.Linear | _ConvNd)), None)
+    if isinstance(first, nn.Linear):
+        return z.ndim - 1 if z.shape[-1] == first.in_features else 0
+    if first is not None:
+        return 1 if z.shape[1] == first.in_channels else 0
+    return class_axis if class_axis is not None and class_axis < z.ndim else 0
 
 
 def candidates(network: nn.Module, x: Inputs, expected: tuple[Tensor, Tensor]) -> Iterator[NetworkSplit]:

@@ -15,7 +15,7 @@ from coterie.core import dropout, padding
 from coterie.core.data import Transform
 from coterie.core.errors import CoterieError
 from coterie.core.forward import forward
-from coterie.core.head import split_head
+from coterie.core.head import feature_axis, split_head
 from coterie.core.layers import NORMS, Norm, check_forward, copied, frozen_of, is_frozen, own_copy, weights_of
 from coterie.core.metrics import SummedMetric
 from coterie.core.packing import Inputs
@@ -45,6 +45,7 @@ class Model:
     head: nn.Module
     start: Weights = field(repr=False)
     dim: int  # d, length of z
+    features_along: int  # axis of features (B, ...) along which z lies; 0: unknown
     task: Task
     preprocess: Preprocess
     precision: str = "fp32"  # of matrix products: fp32, tf32, or bf16; sums and weights keep their type
@@ -80,6 +81,17 @@ class Model:
         return replace(self, **parts, start=fill(self.start, initial))
 
     @property
+    def feature_axis(self) -> int:
+        """The axis of features (B, ...) along which their vectors z lie: 1 if there is one vector for each sample."""
+        if not self.features_along:
+            raise CoterieError(
+                f"this method reads features as vectors, and the head '{self.head_name}' does not tell along which "
+                "axis of its input they lie; name a head that begins with a linear layer or a convolution, with "
+                "head=... or --head, or use another method, such as fedavg"
+            )
+        return self.features_along
+
+    @property
     def mean(self) -> Tensor:
         """(C,) Its dtype and device are those of the whole model."""
         return self.preprocess.mean
@@ -89,7 +101,7 @@ class Model:
         return self.logits(weights.head, self.features(weights.encoder, x))
 
     def features(self, encoder: Tree, x: Tensor) -> Tensor:
-        """(B, ...) raw samples -> (B, d)."""
+        """(B, ...) raw samples -> (B, d); for pixels (B, d, H, W), for tokens (B, T, d)."""
         return self._call(self.encoder, encoder, self.prepare(x))
 
     def logits(self, head: Tree, z: Tensor) -> Tensor:
@@ -242,7 +254,7 @@ def make_model(
     start = Weights(weights_of(encoder), weights_of(top))
     about: dict[str, Any] = {"head_name": name, "label": label, "draws": draws}
     about["hashed"] = bool(draws) and dropout.is_replaced(network, x)
-    model = Model(encoder, top, start, 0, task.to(dtype=trained[0].dtype), preprocess, **about)
+    model = Model(encoder, top, start, 0, 0, task.to(dtype=trained[0].dtype), preprocess, **about)
     with torch.no_grad():
         z = model._call(encoder, start.encoder, x)
     if z.ndim != 2 and task.one_class:
@@ -250,4 +262,5 @@ def make_model(
             f"the head '{name}' is given features of shape {tuple(z.shape[1:])}, it must be given a vector for each "
             "sample; name another head with head=... or --head"
         )
-    return replace(model, dim=z.shape[-1])
+    axis = feature_axis(top, z, task.class_axis)
+    return replace(model, dim=z.shape[axis or -1], features_along=axis)

@@ -36,6 +36,14 @@ def merge_means(means: Tensor, counts: Tensor, previous: Tensor) -> Tensor:
     return torch.where(total[:, None] > 0, merged, previous)
 
 
+def vectors(z: Tensor, axis: int) -> Tensor:
+    """(B, d) one vector of features for each sample, from features z (B, ...): the mean over its tokens or pixels.
+
+    axis: along which the vectors lie in z, `model.feature_axis`.
+    """
+    return z.movedim(axis, -1).reshape(len(z), -1, z.shape[axis]).mean(1)
+
+
 def present(counts: Tensor) -> Tensor:
     """(S, K) whether a client has samples of a class, by counts (S, K)."""
     return counts > PRESENT * counts.sum(1, keepdim=True)

@@ -27,6 +27,7 @@ from coterie.core.method import Census, Method
 from coterie.core.model import Model
 from coterie.core.protections import ALLOWED, Protections, refused
 from coterie.core.ranges import Samples
+from coterie.core.statistics import vectors
 from coterie.core.tree import Tree, average
 
 WIDTHS = (10.0, 15.0, 20.0, 50.0)  # of the kernel
@@ -105,13 +106,14 @@ class FedCP(Method[Server, State, Down, Up]):
 
         def loss(w: BackboneAndHead, batch: Batch) -> Tensor:
             h = model.features(w.shared.encoder, batch.x)
-            r = share(w.shared.policy, h * v)
-            output = model.total(model.logits(down.head, r * h), model.logits(w.head, (1 - r) * h))
+            shared, personal = divided(model, w.shared.policy, v, h)
+            output = model.total(model.logits(down.head, shared), model.logits(w.head, personal))
             task = model.loss(output, batch)
             if not self.align:
                 return task
             received = model.features(down.shared.encoder, batch.x)
-            return task + self.align * kernel_distance(vectors(h), vectors(received), batch.real)
+            one, other = (vectors(features, model.feature_axis) for features in (h, received))
+            return task + self.align * kernel_distance(one, other, batch.real)
 
         (shared, head), momentum = self.train(BackboneAndHead(down.shared, state.head), loss, data, state.momentum)
         return State(head, momentum), Up(shared, head, data.samples)
@@ -120,17 +122,25 @@ class FedCP(Method[Server, State, Down, Up]):
         return Server(average(ups.shared, ups.samples), average(ups.head, ups.samples))
 
     def client_predict(self, model: Model, state: State, down: Down, x: Tensor) -> Tensor:
-        h = model.features(down.shared.encoder, x)
-        r = share(down.shared.policy, h * context(state.head, model.dim))
-        return model.total(model.logits(down.head, r * h), model.logits(state.head, (1 - r) * h))
+        v, h = context(state.head, model.dim), model.features(down.shared.encoder, x)
+        shared, personal = divided(model, down.shared.policy, v, h)
+        return model.total(model.logits(down.head, shared), model.logits(state.head, personal))
 
 
 def context(head: Tree, dim: int) -> Tensor:
     """(d,) v: sum over the rows of the head's first layer, of length 1."""
-    found = next((t for t in head.values() if t.ndim == 2 and t.shape[1] == dim), None)
+    found = next((t for t in head.values() if t.ndim > 1 and t.shape[1] == dim), None)
     if found is None:
-        raise CoterieError(f"FedCP needs a head whose first layer is linear, with a weight for each of {dim} features")
-    return F.normalize(found.sum(0), dim=0)
+        raise CoterieError(
+            f"FedCP needs a head whose first layer is linear or a convolution, with weights for each of {dim} features"
+        )
+    return F.normalize(found.transpose(0, 1).flatten(1).sum(1), dim=0)
+
+
+def divided(model: Model, policy: Tree, v: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    """r ⊙ h and (1 - r) ⊙ h of features h (B, ...), whose vectors have shares of their own."""
+    r = share(policy, h.movedim(model.feature_axis, -1) * v).movedim(-1, model.feature_axis)
+    return r * h, (1 - r) * h
 
 
 def share(policy: Tree, c: Tensor) -> Tensor:
@@ -139,11 +149,6 @@ def share(policy: Tree, c: Tensor) -> Tensor:
     a = F.layer_norm(a, a.shape[-1:], policy["norm.weight"], policy["norm.bias"]).relu()
     shared, personal = a.chunk(2, -1)
     return (shared - personal).sigmoid()  # softmax over the two
-
-
-def vectors(h: Tensor) -> Tensor:
-    """(B, d) one vector of features for each sample: the mean over its tokens or pixels."""
-    return h.reshape(len(h), -1, h.shape[-1]).mean(1)
 
 
 def kernel_distance(a: Tensor, b: Tensor, real: Tensor | None) -> Tensor:

@@ -22,6 +22,7 @@ from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
 from coterie.core.protections import Protections, refused
 from coterie.core.ranges import Samples
+from coterie.core.statistics import vectors
 from coterie.core.tree import Tree, average
 
 RUNNING = "running_mean"  # BatchNorm's name: a loss may update such a tensor in place, and it is not trained
@@ -89,18 +90,21 @@ class FedDBE(Method[Server, State, Down, Up]):
         return State(zero, zero, self.train.start(WithBias(model.start, zero, {RUNNING: zero})))
 
     def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
-        known = down.consensus.any()
+        known, axis = down.consensus.any(), model.feature_axis
 
         def loss(w: WithBias, batch: Batch) -> Tensor:
             z = model.features(w.weights.encoder, batch.x)
-            task = model.loss(model.logits(w.weights.head, z + w.bias), batch)
-            mean = self.inertia * w.mean[RUNNING] + (1 - self.inertia) * batch_mean(vectors(z), batch.real)  # (d,)
+            task = model.loss(model.logits(w.weights.head, shifted(model, z, w.bias)), batch)
+            mean = self.inertia * w.mean[RUNNING] + (1 - self.inertia) * batch_mean(
+                vectors(z, axis), batch.real
+            )  # (d,)
             w.mean[RUNNING].copy_(mean.detach())
             return task + self.pull / 2 * known * (mean - down.consensus).square().mean() if self.pull else task
 
         begin = WithBias(down.weights, state.bias, {RUNNING: state.mean})
         (weights, bias, mean), momentum = self.train(begin, loss, data, state.momentum)
-        found = data.mean(vectors(features(model, weights.encoder, data, epoch=self.train.local_epochs)))
+        z = features(model, weights.encoder, data, epoch=self.train.local_epochs)
+        found = data.mean(vectors(z, axis))
         return State(bias, mean[RUNNING], momentum), Up(weights, torch.where(known, 0.0, found), data.samples)
 
     def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
@@ -108,15 +112,15 @@ class FedDBE(Method[Server, State, Down, Up]):
         return Server(average(ups.weights, ups.samples), torch.where(server.consensus.any(), server.consensus, mean))
 
     def client_predict(self, model: Model, state: State, down: Down, x: Tensor) -> Tensor:
-        return model.logits(down.weights.head, model.features(down.weights.encoder, x) + state.bias)
+        return model.logits(down.weights.head, shifted(model, model.features(down.weights.encoder, x), state.bias))
 
     def server_predict(self, model: Model, server: Server, x: Tensor) -> Tensor:
         return model(server.weights, x)
 
 
-def vectors(z: Tensor) -> Tensor:
-    """(B, d) one vector of features for each sample: the mean over its tokens or pixels."""
-    return z.reshape(len(z), -1, z.shape[-1]).mean(1)
+def shifted(model: Model, z: Tensor, bias: Tensor) -> Tensor:
+    """Features z (B, ...) with the bias (d,) in every vector."""
+    return (z.movedim(model.feature_axis, -1) + bias).movedim(-1, model.feature_axis)
 
 
 def batch_mean(z: Tensor, real: Tensor | None) -> Tensor:

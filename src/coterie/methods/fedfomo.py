@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from coterie.core import random, tree
-from coterie.core.batch import Data, sample_losses
+from coterie.core.batch import Data, each, sample_losses
 from coterie.core.losses import squared_distance
 from coterie.core.method import Census, Method
 from coterie.core.model import Model, Weights
@@ -131,7 +131,7 @@ class FedFomo(Method[Server, State, Down, Up]):
             return torch.where(distance > 0, (here - loss(w)) / (distance + 1e-5), 0.0)  # exactly 0 for its own
 
         here = loss(own)
-        return torch.func.vmap(value)(models)
+        return each(value, (models,), held_out)
 
     def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
         sent = torch.func.vmap(lambda client: self.chosen(server, client))(clients)  # (S, M)

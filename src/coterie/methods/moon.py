@@ -68,7 +68,7 @@ class MOON(Method[Server, State, Down, Up]):
 
     def client_train(self, model: Model, state: State, down: Down, data: Data) -> tuple[State, Up]:
         def similarity(z: Tensor, encoder: Tree, x: Tensor) -> Tensor:
-            return F.cosine_similarity(z, model.features(encoder, x), dim=-1) / self.temperature
+            return F.cosine_similarity(z, model.features(encoder, x), dim=model.feature_axis) / self.temperature
 
         def loss(w: Weights, batch: Batch) -> Tensor:
             z = model.features(w.encoder, batch.x)
