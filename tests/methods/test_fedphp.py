@@ -150,8 +150,9 @@ def test_padding_and_equal_rows() -> None:
     assert not same.grad.any()
 
 
-def test_outputs_need_classes() -> None:
-    data, model = toy.of_task("regression")
+@pytest.mark.parametrize("kind", ["regression", "multi-label", "segmentation", "next-token"])
+def test_outputs_need_one_class_per_sample(kind: str) -> None:
+    data, model = toy.of_task(kind)
     with pytest.raises(CoterieError, match="needs one class per sample; use by=features"):
         Looped(toy.method("fedphp", by="outputs"), model, data, 7, processes=1).rehearse()
 

@@ -95,9 +95,8 @@ class FedDBE(Method[Server, State, Down, Up]):
         def loss(w: WithBias, batch: Batch) -> Tensor:
             z = model.features(w.weights.encoder, batch.x)
             task = model.loss(model.logits(w.weights.head, shifted(model, z, w.bias)), batch)
-            mean = self.inertia * w.mean[RUNNING] + (1 - self.inertia) * batch_mean(
-                vectors(z, axis), batch.real
-            )  # (d,)
+            now = batch_mean(vectors(z, axis), batch.real)  # (d,)
+            mean = self.inertia * w.mean[RUNNING] + (1 - self.inertia) * now
             w.mean[RUNNING].copy_(mean.detach())
             return task + self.pull / 2 * known * (mean - down.consensus).square().mean() if self.pull else task
 

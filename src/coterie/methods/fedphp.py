@@ -80,7 +80,7 @@ class FedPHP(Method[Server, State, Down, Up]):
             raise unknown("transfer", self.by, TRANSFERS)
 
     def server_init(self, model: Model, census: Census) -> Server:
-        if self.by == "outputs" and not model.classes:
+        if self.by == "outputs" and not model.task.one_class:
             raise CoterieError("FedPHP with by=outputs needs one class per sample; use by=features")
         return Server(model.start)
 
