@@ -138,6 +138,7 @@ def model(dtype: torch.dtype = torch.float64, batch_norm: bool = False, seed: in
 GENTLE: dict[str, dict[str, Any]] = {
     "feddbe": {"pull": 1.0},
     "floco": {"begin": 1},
+    "superfed": {"begin": 1},
 }
 
 

@@ -16,7 +16,8 @@ FOUND: dict[str, dict[str, Any]] = {
     "fml": {"personal_share": 0.5, "shared_share": 0.5},  # ZJU-DAI/Federated-Mutual-Learning, Args.py
     "fedgen": {"noise": 32, "hidden_units": 256, "diversity": 1.0, "server_lr": 1e-4, "server_steps": 50}
     | {"server_batch": 32},  # zhuangdizhu/FedGen, model_config.py for emnist; main.py --batch_size
-    "superfed": {"pull": 0.01, "apart": 2.0},  # vaseline555/SuPerFed, main.py: --mu, --nu
+    "superfed": {"pull": 0.01, "apart": 2.0}  # vaseline555/SuPerFed, main.py: --mu, --nu
+    | {"begin": 40},  # of 100 rounds: the paper; commands/personalization: --L 0.4
     "cfl": {"settled": 0.4, "apart": 1.6},  # felisat/clustered-federated-learning: EPS_1, EPS_2
     "fedadam": {"server_lr": 0.01, "server_beta1": 0.9, "server_beta2": 0.99, "server_eps": 1e-3},  # Flower's baseline
     "fedadagrad": {"server_lr": 0.1},  # of the paper on CIFAR-10: conf/cifar10/strategy

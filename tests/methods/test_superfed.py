@@ -105,7 +105,7 @@ def test_a_mixture_by_hand() -> None:
 
 @pytest.mark.parametrize("part", [0.0, 0.3, 1.0])
 def test_predictions_are_those_of_the_mixture(part: float) -> None:
-    method, data, model = SuPerFed(train=SGD, predict_share=part), plain.data(), toy.model()
+    method, data, model = SuPerFed(train=SGD, begin=0, predict_share=part), plain.data(), toy.model()
     server, clients = plain.federation(method, data, model, plain.ROUNDS[:1])
     net, (x, _) = toy.network().double(), data.test.client(0)
     f, w = (plain.named(weights, net) for weights in (server.weights, clients.states[0].weights))
@@ -120,7 +120,9 @@ def test_predictions_are_those_of_the_mixture(part: float) -> None:
 
 def test_both_models_become_orthogonal() -> None:
     weak, strong = (
-        plain.federation(SuPerFed(train=SGD.but(lr=0.01), apart=apart), plain.data(), toy.model())[1].states[0].weights
+        plain.federation(SuPerFed(train=SGD.but(lr=0.01), begin=0, apart=apart), plain.data(), toy.model())[1]
+        .states[0]
+        .weights
         for apart in (0.0, 50.0)
     )
     start = toy.model().start

@@ -2,10 +2,12 @@
 
 Seok-Ju Hahn, Minwoo Jeong, Junghye Lee: Connecting Low-Loss Subspace for Personalized Federated Learning, KDD 2022.
 The paper begins with mixtures after 40 % of all rounds; a method does not know how many there are, so `begin` counts
-rounds. It searches each client's best mixture on test samples; here the mixture is a setting (`predict_share`). The
-personal models of all clients begin with the same weights, which differ from those of the shared model. The proximal
-term is that of FedProx (μ/2). BatchNorm's statistics are those of the mixtures, kept with the shared model. μ and ν are
-defaults of the authors' code, whose examples also use ν = 1.
+rounds and is set for 100 of them (the authors' code: 20 % by default, 40 % in its examples). The paper searches each
+client's best mixture on test samples; here the mixture is a setting (`predict_share`). The personal models of all
+clients begin with the same weights, which differ from those of the shared model. The proximal term is that of FedProx,
+μ/2 times the squared distance; the authors' code adds μ times the distances of all tensors, not squared. BatchNorm's
+statistics are those of the mixtures, kept with the shared model. μ and ν are defaults of the authors' code, whose
+examples also use ν = 1.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ class Up(NamedTuple):
 
 @dataclass(frozen=True)
 class SuPerFed(Method[Server, State, Down, Up]):
-    begin: int = field(default=0, metadata={"help": "rounds before mixtures are trained (L)", "low": 0})
+    begin: int = field(default=40, metadata={"help": "rounds before mixtures are trained (L)", "low": 0})
     by_layer: bool = field(
         default=False, metadata={"help": "draw a mixture for every layer (SuPerFed-LM), not for the whole model"}
     )
