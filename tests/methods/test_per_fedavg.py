@@ -55,17 +55,20 @@ def client(weights: dict[str, Tensor], i: int, turn: Turn, alpha: float, exact: 
     return plain.copy(net)
 
 
-def federation(alpha: float, exact: bool) -> dict[str, Tensor]:
+def federation(alpha: float, exact: bool, by_samples: bool = False) -> dict[str, Tensor]:
     sizes, weights = plain.data().train.sizes, plain.copy(toy.network().double())
     for joined, turn in plain.ROUNDS:
         models = [client(weights, i, turn, alpha, exact) for i in joined]
-        weights = plain.mean(models, [sizes[i] for i in joined])
+        weights = plain.mean(models, [sizes[i] if by_samples else 1 for i in joined])
     return weights
 
 
-def test_first_order_equals_the_plain_implementation() -> None:
-    server, _ = plain.federation(PerFedAvg(train=SGD, inner_lr=0.1), plain.data(), toy.model())
-    plain.assert_close(plain.named(server.weights, toy.network()), federation(0.1, exact=False))
+@pytest.mark.parametrize("by_samples", [False, True])
+def test_first_order_equals_the_plain_implementation(by_samples: bool) -> None:
+    """Clients of 8 to 31 samples, which count equally by default."""
+    method = PerFedAvg(train=SGD, inner_lr=0.1, **({"weight_by_samples": True} if by_samples else {}))
+    server, _ = plain.federation(method, plain.data(), toy.model())
+    plain.assert_close(plain.named(server.weights, toy.network()), federation(0.1, exact=False, by_samples=by_samples))
 
 
 def test_hessian_free_equals_the_exact_gradient() -> None:
@@ -85,9 +88,8 @@ def test_hessian_free_equals_the_exact_gradient() -> None:
 @pytest.mark.parametrize("batch_norm", [False, True], ids=["plain", "batchnorm"])
 def test_with_an_inner_rate_of_zero_it_is_fedavg(order: str, batch_norm: bool) -> None:
     """Every sample is used once an epoch in the outer step, in FedAvg's order."""
-    found, _ = plain.federation(
-        PerFedAvg(train=SGD, inner_lr=0.0, order=order), plain.data(), toy.model(batch_norm=batch_norm)
-    )
+    method = PerFedAvg(train=SGD, inner_lr=0.0, order=order, weight_by_samples=True)
+    found, _ = plain.federation(method, plain.data(), toy.model(batch_norm=batch_norm))
     averaged, _ = plain.federation(FedAvg(train=SGD), plain.data(), toy.model(batch_norm=batch_norm))
     assert toy.distance(tree.flatten(found.weights), tree.flatten(averaged.weights)) < 1e-13
 

@@ -3,7 +3,7 @@
 Xiaoxiao Li, Meirui Jiang, Xiaofei Zhang, Michael Kamp, Qi Dou: FedBN: Federated Learning on Non-IID Features via Local
 Batch Normalization, ICLR 2021.
 The paper keeps BatchNorm; GroupNorm, LayerNorm and RMSNorm are kept too. `personal` names some of these
-layers, or others. There is no global model.
+layers, or others. Shared layers are averaged by samples (the authors' code: uniformly). There is no global model.
 """
 
 from __future__ import annotations

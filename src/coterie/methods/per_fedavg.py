@@ -6,7 +6,8 @@ Every step uses two batches, D of an inner step and D' of the gradient after it,
 the client's samples: an epoch uses each sample once in either role. The first-order variant drops the Hessian, the
 Hessian-free one replaces its product with the gradient by a difference of gradients on D (the paper draws a third batch
 for it), exact up to O(δ²) for smooth networks. The step away from the shared model uses the optimizer of local
-training. The personal model is made once, after the last round, by one inner step on one batch.
+training. As in the paper, clients count equally; `weight_by_samples` weights them by samples, which with an inner rate
+of 0 is FedAvg. The personal model is made once, after the last round, by one inner step on one batch.
 """
 
 from __future__ import annotations
@@ -57,12 +58,13 @@ class PerFedAvg(Method[Server, State, Down, Up]):
     difference: float = field(
         default=1e-3, metadata={"help": "distance of the two gradients of hessian-free (δ)", "above": 0}
     )
+    weight_by_samples: bool = field(default=False, metadata={"help": "average models by samples; otherwise uniformly"})
 
     title: ClassVar[str] = "Per-FedAvg"
     formula: ClassVar[str] = """
-        min over w of Σ_i p_i f_i(w - α ∇f_i(w)), by steps on batches D and D':
+        min over w of Σ_i f_i(w - α ∇f_i(w)), by steps on batches D and D':
         w_i ← w_i - η (I - α ∇²f_i(w_i; D)) ∇f_i(w_i - α ∇f_i(w_i; D); D')
-        w ← Σ_i p_i w_i,  personal model: w - α ∇f_i(w)
+        w ← mean of w_i,  personal model: w - α ∇f_i(w)
     """
     family: ClassVar[str] = "fine-tuning"
     suits: ClassVar[tuple[str, ...]] = ("new clients",)
@@ -130,7 +132,8 @@ class PerFedAvg(Method[Server, State, Down, Up]):
         return tree.apply(lambda a, b: (a - b) / (2 * self.difference), ahead, behind)
 
     def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
-        return Server(tree.average(ups.weights, ups.samples))
+        samples = ups.samples if self.weight_by_samples else torch.ones_like(ups.samples)
+        return Server(tree.average(ups.weights, samples))
 
     def client_finish(self, model: Model, state: State, down: Down, data: Data) -> State:
         run = next(iter(self.train.but(local_epochs=1).runs(data)))
