@@ -19,7 +19,7 @@ from coterie.execution import Stacked
 from coterie.federation import Settings, federate
 from coterie.methods import scaffold
 from coterie.privacy import Protection
-from coterie.privacy.robust import ONE_FOR_ALL, WEISZFELD_STEPS, Robust
+from coterie.privacy.robust import ONE_FOR_ALL, WEISZFELD_STEPS, Robust, lying
 from tests import toy
 
 
@@ -280,3 +280,14 @@ def test_settings_that_make_no_sense() -> None:
     ):  # fmt: skip
         with pytest.raises(CoterieError):
             Protection(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("share", "clients", "expected"), [(0.28, 25, 7), (0.14, 50, 7), (0.07, 100, 7), (0.2, 11, 3), (0.0, 9, 0)]
+)
+def test_a_share_of_clients_is_rounded_up_once(share: float, clients: int, expected: int) -> None:
+    """In floating point, 0.28 of 25 is a little more than 7. Trimmed replaces as many values at either end."""
+    assert lying("geometric-median", share, clients) == expected
+    values = torch.arange(float(clients), dtype=torch.float64)[:, None]
+    trimmed = Robust(inner=toy.method("fedavg"), how="trimmed", share=share).pulled(values).flatten()
+    assert trimmed.tolist() == [min(max(v, expected), clients - 1 - expected) for v in range(clients)]

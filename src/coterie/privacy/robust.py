@@ -70,7 +70,7 @@ class Robust(Around):
     def pulled(self, t: Tensor) -> Tensor:
         """(S, ...), each coordinate clamped to the range of the middle clients."""
         rows, middle = len(t), (len(t) - 1) // 2
-        out = min(math.ceil(self.share * rows), middle) if self.how == "trimmed" else middle
+        out = min(part_of(self.share, rows), middle) if self.how == "trimmed" else middle
         ordered = t.sort(0).values
         low, high = ordered[out], ordered[rows - 1 - out]
         return t.clamp(low, high) if self.how == "trimmed" else ((low + high) / 2).expand_as(t)
@@ -82,9 +82,14 @@ def clipped(parts: Tree, bound: float | None) -> Tree:
     return scaled(parts, shrink(length, torch.quantile(length, 0.5) if bound is None else bound))
 
 
+def part_of(share: float, clients: int) -> int:
+    """The share of clients, rounded up: 7 for 0.28 of 25, which is 7.000000000000001 in floating point."""
+    return math.ceil(round(share * clients, 9))
+
+
 def lying(how: str, share: float, clients: int) -> int:
     """f: how many clients of a round may be malicious. Raises `CoterieError` if these are too many."""
-    liars = math.ceil(share * clients)
+    liars = part_of(share, clients)
     factor, more = LIARS.get(how, (0, 0))
     if clients < factor * liars + more:
         raise CoterieError(
