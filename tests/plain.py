@@ -36,7 +36,7 @@ def batches(data: FederatedData, client: int, turn: Turn, sgd: LocalTraining) ->
     x = (x.double() / 255 - 0.5) / 0.5 if x.dtype == torch.uint8 else x
     key, found = keys(SEED, turn, torch.tensor(client)), []
     for epoch in range(sgd.local_epochs):
-        shuffled = random.shuffle(random.fold(key, random.SHUFFLE, epoch), len(y))
+        shuffled = random.shuffle(random.derive(key, random.SHUFFLE, epoch), len(y))
         chunks = [
             index
             for index in torch.split(shuffled, sgd.batch_size)
@@ -103,7 +103,7 @@ def server_batches(
     """Batches of class means and their classes that a server trains on; sent: by class, for each participant."""
     places = [k in means for means in sent for k in range(toy.CLASSES)]
     for epoch in range(epochs):
-        key = random.fold(random.server_key(SEED, turn.round), random.SHUFFLE, epoch)
+        key = random.derive(random.server_key(SEED, turn.round), random.SHUFFLE, epoch)
         order = random.shuffle(key, len(places), torch.tensor(places))[: sum(places)]
         for part in torch.split(order, size):
             pairs = [(sent[at // toy.CLASSES][at % toy.CLASSES], at % toy.CLASSES) for at in part.tolist()]

@@ -75,7 +75,7 @@ def test_in_place() -> None:
 
 def test_what_a_mask_depends_on() -> None:
     def mask(client: int = 0, epoch: int = 0, sample: int = 0, call: int = 0) -> Tensor:
-        key = random.fold(random.fold(KEY, client), random.DROPOUT, epoch)
+        key = random.derive(random.derive(KEY, client), random.DROPOUT, epoch)
         return drawn(lambda x: [F.dropout(x) for _ in range(call + 1)][call], torch.ones(1, 64), key, sample)[0]
 
     cases = [{}, {"client": 1}, {"epoch": 1}, {"sample": 1}, {"call": 1}]

@@ -31,14 +31,14 @@ def test_the_hash_is_splitmix64() -> None:
 def test_folding_numbers_and_tensors_is_the_same() -> None:
     key = random.seed_key(3)
     numbers = torch.tensor([0, 1, 7, -1, 10**12])
-    together = random.fold(key, numbers)
-    assert together.tolist() == [int(random.fold(key, int(n))) for n in numbers]
+    together = random.derive(key, numbers)
+    assert together.tolist() == [int(random.derive(key, int(n))) for n in numbers]
     assert len(set(together.tolist())) == len(numbers)
 
 
 def test_shuffles_are_fair() -> None:
     """Each of 6 samples is first about as often: 3,000 draws, 500 ± 100 each (4.9 standard deviations)."""
-    firsts = torch.stack([random.shuffle(random.fold(random.seed_key(0), r), 6)[0] for r in range(3000)])
+    firsts = torch.stack([random.shuffle(random.derive(random.seed_key(0), r), 6)[0] for r in range(3000)])
     assert ((firsts.bincount(minlength=6) - 500).abs() < 100).all()
 
 

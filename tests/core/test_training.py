@@ -29,7 +29,7 @@ def data(n: int = 21, key: int = 5, transform: Transform | None = None, rate: fl
 def torch_sgd(net: nn.Module, d: Data, sgd: LocalTraining, optimiser: torch.optim.SGD) -> None:
     """The same, as everybody writes it."""
     for epoch in range(sgd.local_epochs):
-        shuffled = random.shuffle(random.fold(d.key, random.SHUFFLE, epoch), len(d.y))
+        shuffled = random.shuffle(random.derive(d.key, random.SHUFFLE, epoch), len(d.y))
         for index in torch.split(shuffled, sgd.batch_size):
             if sgd.drop_last and len(index) < sgd.batch_size:
                 continue

@@ -37,7 +37,7 @@ def jitter() -> Any:
 
 def shift(seed: int, number: int) -> float:
     """What a round adds: Box-Muller of the first two draws, computed here from the key."""
-    key = random.fold(random.seed_key(~seed), random.SERVER, number)
+    key = random.derive(random.seed_key(~seed), random.SERVER, number)
     return float(random.normal(key, torch.zeros(1, dtype=torch.float64)))
 
 
@@ -53,7 +53,7 @@ def test_it_follows_every_round_with_the_key_of_the_round() -> None:
 
 def test_its_key_is_no_clients_key() -> None:
     ours = {int(random.server_key(3, number)) for number in range(20)}
-    theirs = {int(random.fold(random.seed_key(3), number, i)) for number in range(20) for i in range(20)}
+    theirs = {int(random.derive(random.seed_key(3), number, i)) for number in range(20) for i in range(20)}
     assert len(ours) == 20
     assert not ours & theirs
 

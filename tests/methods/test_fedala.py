@@ -64,10 +64,10 @@ class Plain:
     def batches(self, i: int, turn: Turn, epochs: int) -> list[tuple[Tensor, Tensor]]:
         """Of 80 percent of the client's samples, drawn in every round."""
         x, y = self.data.train.client(i)
-        key = random.fold(keys(plain.SEED, turn, torch.tensor(i)), random.EXPLORE)
-        chosen = random.shuffle(random.fold(key, random.SPLIT), len(y))[: int(0.8 * len(y))]
+        key = random.derive(keys(plain.SEED, turn, torch.tensor(i)), random.EXPLORE)
+        chosen = random.shuffle(random.derive(key, random.SPLIT), len(y))[: int(0.8 * len(y))]
         x, y = ((x.double() / 255 - 0.5) / 0.5)[chosen], y[chosen]
-        orders = [random.shuffle(random.fold(key, random.SHUFFLE, epoch), len(y)) for epoch in range(epochs)]
+        orders = [random.shuffle(random.derive(key, random.SHUFFLE, epoch), len(y)) for epoch in range(epochs)]
         return [(x[index], y[index]) for order in orders for index in torch.split(order, SGD.batch_size)]
 
 

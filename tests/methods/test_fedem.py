@@ -64,7 +64,7 @@ class Plain:
             net.load_state_dict(component.state_dict())
             optimiser = plain.optimiser(net.parameters(), SGD, turn)
             for epoch in range(epochs):
-                key = random.fold(keys(plain.SEED, turn, torch.tensor(i)), random.SHUFFLE, epoch)
+                key = random.derive(keys(plain.SEED, turn, torch.tensor(i)), random.SHUFFLE, epoch)
                 for index in torch.split(random.shuffle(key, len(y)), SGD.batch_size):
                     optimiser.zero_grad()
                     own = torch.tensor([q[sample][j] for sample in index.tolist()], dtype=torch.float64)

@@ -27,7 +27,7 @@ def parts(data: FederatedData, client: int) -> tuple[list[int], list[int]]:
     """Which samples are held out, and the others. Drawn when the client joins."""
     n = data.train.sizes[client]
     key = keys(plain.SEED, Turn(-1), torch.tensor(client))
-    shuffled = random.shuffle(random.fold(key, random.SPLIT), n).tolist()
+    shuffled = random.shuffle(random.derive(key, random.SPLIT), n).tolist()
     size = max(n // 5, 1)
     return shuffled[:size], sorted(shuffled[size:])
 
@@ -72,7 +72,7 @@ class Plain:
         optimiser = plain.optimiser(net.parameters(), SGD, turn)
         key = keys(plain.SEED, turn, torch.tensor(i))
         for epoch in range(SGD.local_epochs):
-            shuffled = random.shuffle(random.fold(key, random.SHUFFLE, epoch), len(y)).tolist()
+            shuffled = random.shuffle(random.derive(key, random.SHUFFLE, epoch), len(y)).tolist()
             for index in torch.split(torch.tensor([s for s in shuffled if s in others]), SGD.batch_size):
                 optimiser.zero_grad()
                 F.cross_entropy(net(x[index]), y[index]).backward()

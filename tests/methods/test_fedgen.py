@@ -34,8 +34,8 @@ class Maker(nn.Module):
 
 def draws(key: Tensor, numbers: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
     """Labels and noise; the numbers are data, so they are taken from where they are made."""
-    own = random.fold(key, numbers)
-    return random.categories(random.fold(own, LABEL), shares), random.normals(random.fold(own, NOISE), 3)
+    own = random.derive(key, numbers)
+    return random.categories(random.derive(own, LABEL), shares), random.normals(random.derive(own, NOISE), 3)
 
 
 class Plain:
@@ -53,12 +53,12 @@ class Plain:
         x, y = self.data.train.client(i)
         x = (x.double() / 255 - 0.5) / 0.5
         for epoch in range(SGD.local_epochs):
-            order = random.shuffle(random.fold(key, random.SHUFFLE, epoch), len(y))
+            order = random.shuffle(random.derive(key, random.SHUFFLE, epoch), len(y))
             for index in torch.split(order, SGD.batch_size):
                 optimizer.zero_grad()
                 loss = F.cross_entropy(net(x[index]), y[index])
                 if self.shares is not None:
-                    labels, noise = draws(random.fold(key, random.DRAW, epoch), index, self.shares)
+                    labels, noise = draws(random.derive(key, random.DRAW, epoch), index, self.shares)
                     z = self.maker(noise, labels).detach()
                     loss = loss + self.method.distill * F.cross_entropy(net[-1](z), labels)
                 loss.backward()
@@ -74,7 +74,7 @@ class Plain:
         steps, size = self.method.server_steps, self.method.server_batch
         key = random.server_key(plain.SEED, turn.round)
         y, noise = draws(key, torch.arange(steps * size), self.shares)
-        order = random.shuffle(random.fold(key, random.SHUFFLE, 0), steps * size)
+        order = random.shuffle(random.derive(key, random.SHUFFLE, 0), steps * size)
         for index in torch.split(order, size):
             z = self.maker(noise[index], y[index])
             ensemble = sum(net[-1](z) for net in nets) / len(nets)
@@ -154,7 +154,7 @@ def test_diversity_falls_with_the_distance_of_features() -> None:
 
 
 def test_absent_labels_are_not_drawn_and_shares_are_kept() -> None:
-    draw = random.fold(random.seed_key(3), torch.arange(20_000))
+    draw = random.derive(random.seed_key(3), torch.arange(20_000))
     found = random.categories(draw, torch.tensor([1.0, 0.0, 6.0, 3.0, 0.0]))
     shares = torch.bincount(found, minlength=5).double() / 20_000
     assert shares.tolist() == pytest.approx([0.1, 0, 0.6, 0.3, 0], abs=0.01)

@@ -83,10 +83,10 @@ class Plain:
         x = (x.double() / 255 - 0.5) / 0.5
         center, radius = self.region(i)
         for epoch in range(SGD.local_epochs):
-            order = random.shuffle(random.fold(key, random.SHUFFLE, epoch), len(y))
+            order = random.shuffle(random.derive(key, random.SHUFFLE, epoch), len(y))
             for index in torch.split(order, SGD.batch_size):
-                own = random.fold(key, random.DRAW, epoch, index[0])
-                bits = [random.bits(random.fold(own, j), torch.tensor(0)) >> 10 for j in range(len(center) + 1)]
+                own = random.derive(key, random.DRAW, epoch, index[0])
+                bits = [random.bits(random.derive(own, j), torch.tensor(0)) >> 10 for j in range(len(center) + 1)]
                 *uniform, last = (int(b) * 2.0**-53 for b in bits)
                 lengths = torch.tensor([-math.log(1 - u) for u in uniform], dtype=torch.float64)
                 away = lengths / lengths.sum() - center

@@ -28,8 +28,8 @@ def inner_batches(client: int, turn: Turn) -> list[Pair]:
     """Batches of the second, independent order of the client's samples."""
     x, y = plain.data().train.client(client)
     x = (x.double() / 255 - 0.5) / 0.5
-    key = random.fold(keys(plain.SEED, turn, torch.tensor(client)), random.EXPLORE)
-    orders = [random.shuffle(random.fold(key, random.SHUFFLE, epoch), len(y)) for epoch in range(SGD.local_epochs)]
+    key = random.derive(keys(plain.SEED, turn, torch.tensor(client)), random.EXPLORE)
+    orders = [random.shuffle(random.derive(key, random.SHUFFLE, epoch), len(y)) for epoch in range(SGD.local_epochs)]
     return [(x[index], y[index]) for order in orders for index in torch.split(order, SGD.batch_size)]
 
 

@@ -77,7 +77,7 @@ class Plain:
             return self.method.share
         sides: tuple[list[int], list[int]] = ([], [])
         seen: dict[int, int] = {}
-        for j in random.shuffle(random.fold(key, random.SPLIT), len(y)).tolist():  # every second one of each class
+        for j in random.shuffle(random.derive(key, random.SPLIT), len(y)).tolist():  # every second one of each class
             if (y == y[j]).sum() > 1:
                 sides[seen.get(y[j], 0) % 2].append(j)
                 seen[y[j]] = seen.get(y[j], 0) + 1

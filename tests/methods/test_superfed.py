@@ -23,7 +23,7 @@ SGD = LocalTraining(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_
 
 def share(key: Tensor, number: int) -> float:
     """The first 53 random bits of a key as a number in [0, 1)."""
-    return float((random.bits(random.fold(key, number), torch.tensor(0)) >> 10).double() * 2.0**-53)
+    return float((random.bits(random.derive(key, number), torch.tensor(0)) >> 10).double() * 2.0**-53)
 
 
 class Plain:
@@ -44,9 +44,9 @@ class Plain:
         x = (x.double() / 255 - 0.5) / 0.5
         layers = list(dict.fromkeys(n.rpartition(".")[0] for n in f))
         for epoch in range(SGD.local_epochs):
-            order = random.shuffle(random.fold(key, random.SHUFFLE, epoch), len(y))
+            order = random.shuffle(random.derive(key, random.SHUFFLE, epoch), len(y))
             for index in torch.split(order, SGD.batch_size):
-                own = random.fold(key, random.DRAW, epoch, index[0])
+                own = random.derive(key, random.DRAW, epoch, index[0])
                 mixed = {}
                 for n in f:
                     number = layers.index(n.rpartition(".")[0]) if self.method.by_layer else 0

@@ -136,10 +136,10 @@ class Data:
 
     def batch(self, index: Tensor, epoch: int) -> Batch:
         """These samples, augmented as in this epoch."""
-        bits = random.bits(random.fold(self.key, random.AUGMENT, epoch), index)
+        bits = random.bits(random.derive(self.key, random.AUGMENT, epoch), index)
         x = ops.current().draw(self.x, index, bits, self.transform)
         real = None if self.real is None else self.real[index]
-        key = random.fold(self.key, random.DROPOUT, epoch)
+        key = random.derive(self.key, random.DROPOUT, epoch)
         return Batch(x, self.y[index], index, real, alone=self.alone, key=key)
 
     def of(self, z: Tensor) -> Data:
@@ -149,7 +149,7 @@ class Data:
     def split(self, share: float) -> tuple[Data, Data]:
         """A random share of the samples, at least one, and the rest. Equal keys give equal splits."""
         n, most = len(self.y), max(int(share * len(self.y)), 1)
-        shuffled = random.shuffle(random.fold(self.key, random.SPLIT), n, self.real)  # the real ones first
+        shuffled = random.shuffle(random.derive(self.key, random.SPLIT), n, self.real)  # the real ones first
         part = replace(self, x=self.x[shuffled[:most]], y=self.y[shuffled[:most]], known=None)
         if self.real is None:
             return part, replace(self, real=shuffled.argsort() >= most, known=n - most)

@@ -49,10 +49,10 @@ class Masks:
                 "put the axis of samples first"
             )
         entries = math.prod(shape) // len(self.sample)
-        keys = random.fold(random.fold(self.key, self.calls), self.sample)  # (B,)
+        keys = random.derive(random.derive(self.key, self.calls), self.sample)  # (B,)
         self.calls += 1
         places = torch.arange(-(-entries // LANES), device=keys.device)
-        lanes = reinterpreted(random.fold(keys[:, None], places), torch.int16)  # (B, entries, rounded up)
+        lanes = reinterpreted(random.derive(keys[:, None], places), torch.int16)  # (B, entries, rounded up)
         dropped = min(round(p * LEVELS), LEVELS - 1)
         return (lanes[:, :entries] >= dropped - LEVELS // 2).reshape(shape), dropped / LEVELS
 

@@ -70,5 +70,7 @@ def _seed(model: Model, number: int) -> int:
     """A hash of the number and of all weights that the model starts from."""
     key = random.seed_key(number)
     for t in tree.leaves(model.start):
-        key = random.fold(key, random.bits(key, t.cpu().float().contiguous().view(torch.int32).flatten().long()).sum())
+        key = random.derive(
+            key, random.bits(key, t.cpu().float().contiguous().view(torch.int32).flatten().long()).sum()
+        )
     return int(key & ((1 << 63) - 1))

@@ -31,8 +31,8 @@ def _shift(x: Tensor, by: int) -> Tensor:
     return (x >> by) & ((1 << (64 - by)) - 1)  # a logical shift: torch's is arithmetic
 
 
-def fold(key: Tensor, *numbers: Tensor | int) -> Tensor:
-    """The key of a narrower context: fold(seed, round), fold(that, client), ..."""
+def derive(key: Tensor, *numbers: Tensor | int) -> Tensor:
+    """The key of a narrower context: derive(seed, round), derive(that, client), ..."""
     for number in numbers:
         step = number * _GOLDEN + _GOLDEN
         key = scramble(key + (step if isinstance(step, Tensor) else _wrap(step)))
@@ -49,12 +49,12 @@ def seed_key(seed: int) -> Tensor:
 
 def server_key(seed: int, round: int) -> Tensor:
     """() random key of the server in a round; ~: no client draws from this stream."""
-    return fold(seed_key(~seed), SERVER, round)
+    return derive(seed_key(~seed), SERVER, round)
 
 
 def bits(key: Tensor, samples: Tensor) -> Tensor:
     """63 random bits for each sample number, as non-negative int64."""
-    return fold(key, samples) & ((1 << 63) - 1)
+    return derive(key, samples) & ((1 << 63) - 1)
 
 
 def normal(key: Tensor, like: Tensor) -> Tensor:
@@ -97,5 +97,5 @@ def shuffle(key: Tensor, n: int, real: Tensor | None = None) -> Tensor:
 
 def participants(seed: int, round: int, clients: int, joining: int) -> Tensor:
     """(joining,) sorted ids of the clients of a round, drawn without replacement."""
-    key = fold(seed_key(seed), PARTICIPANTS, round)
+    key = derive(seed_key(seed), PARTICIPANTS, round)
     return shuffle(key, clients)[:joining].sort().values

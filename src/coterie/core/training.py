@@ -129,7 +129,7 @@ class LocalTraining(Explicit):
         n = len(data.y) if data.known is None else data.known
         full, rest = divmod(n, self.batch_size)
         for epoch in range(self.local_epochs):
-            shuffled = random.shuffle(random.fold(data.key, random.SHUFFLE, epoch), len(data.y), data.real)[:n]
+            shuffled = random.shuffle(random.derive(data.key, random.SHUFFLE, epoch), len(data.y), data.real)[:n]
             drawn = data.batch(shuffled, epoch)._replace(partial=not self.drop_last)
             if data.known is not None:
                 drawn = drawn._replace(real=None)

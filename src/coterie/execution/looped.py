@@ -146,7 +146,7 @@ class ClientRunner:
         x, y = self._samples(job.split, client)
         if not job.task.startswith("score"):  # for dropout and other layers that draw random numbers
             draws = torch.default_generator if x.device.type == "cpu" else torch
-            draws.manual_seed(int(random.fold(key, random.DROPOUT)))
+            draws.manual_seed(int(random.derive(key, random.DROPOUT)))
         rate = torch.tensor(job.turn.rate, dtype=self.model.mean.dtype, device=x.device)
         data = Data(x, y, key.to(x.device), rate, self.data.classes, self.data.transform, alone=True)
         return act(self.method, self.model, job, data, state, down)

@@ -78,7 +78,7 @@ def act(method: AnyMethod, model: Model, job: Request, data: Data, state: Any, d
 
 def keys(seed: int, turn: Turn, clients: Tensor) -> Tensor:
     """(S,) random keys of these clients in this round."""
-    return random.fold(random.fold(random.seed_key(seed), turn.round), clients)
+    return random.derive(random.derive(random.seed_key(seed), turn.round), clients)
 
 
 def send(method: AnyMethod, server: Any, clients: Tensor) -> Any:

@@ -25,7 +25,7 @@ def keep_out(data: FederatedData, share: float | str, seed: int) -> tuple[Federa
         raise CoterieError(
             f"a share of {share} of {data.num_clients} clients leaves none to train, or none to keep out"
         )
-    drawn = random.shuffle(random.fold(random.seed_key(seed), random.NEWCOMERS), data.num_clients)
+    drawn = random.shuffle(random.derive(random.seed_key(seed), random.NEWCOMERS), data.num_clients)
     return data.pick(drawn[out:].sort().values.tolist()), data.pick(drawn[:out].sort().values.tolist())
 
 

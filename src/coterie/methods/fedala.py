@@ -97,7 +97,7 @@ class FedALA(Method[Server, State, Down, Up]):
 
     def learned(self, model: Model, state: State, down: Down, data: Data) -> Tree:
         """W after `first_epochs` in the client's second round, one epoch later, and none in its first."""
-        part, _ = replace(data, key=random.fold(data.key, random.EXPLORE)).split(self.mixing_share)
+        part, _ = replace(data, key=random.derive(data.key, random.EXPLORE)).split(self.mixing_share)
         descent = self.train.plain().but(
             lr=self.mixing_lr, schedule="constant", local_epochs=self.first_epochs, drop_last=False
         )

@@ -84,12 +84,12 @@ class FedFomo(Method[Server, State, Down, Up]):
         everyone = torch.arange(len(server.uploaded), device=server.uploaded.device)
         own, affinity = everyone[client], server.affinity[client]
         left = server.uploaded & (everyone != own)  # (m,) clients that can still be chosen
-        key = random.fold(torch.zeros_like(own), random.EXPLORE, server.round, own)
+        key = random.derive(torch.zeros_like(own), random.EXPLORE, server.round, own)
         chance = (self.explore - self.explore_decay * server.round).clamp_min(0)
         picks = []
         for place in range(self.models):
             best = left & (affinity == torch.where(left, affinity, -torch.inf).max())
-            draws = random.bits(random.fold(key, place), torch.arange(len(everyone) + 1, device=everyone.device))
+            draws = random.bits(random.derive(key, place), torch.arange(len(everyone) + 1, device=everyone.device))
             pool = torch.where(draws[-1] < chance * 2.0**63, left, best)
             pick = torch.where(left.any(), torch.where(pool, draws[:-1], -1).argmax(), own)
             left = left & (everyone != pick)

@@ -119,7 +119,7 @@ class FedGen(Method[Server, State, Down, Up]):
             if not self.distill:
                 return task
             assert batch.key is not None
-            y, noise = self.drawn(random.fold(batch.key, batch.sample), down.labels)
+            y, noise = self.drawn(random.derive(batch.key, batch.sample), down.labels)
             distilled = cross_entropy(model.logits(w.head, made(down.generator, y, noise)), y)
             return task + self.distill * begun * distilled
 
@@ -127,7 +127,7 @@ class FedGen(Method[Server, State, Down, Up]):
             return self.train.step(carry[0], loss, batch, data.rate, carry[1])
 
         runs = (
-            replace(run, drawn=run.drawn._replace(key=random.fold(data.key, random.DRAW, epoch)))
+            replace(run, drawn=run.drawn._replace(key=random.derive(data.key, random.DRAW, epoch)))
             for epoch, run in enumerate(self.train.runs(data))
         )
         weights, momentum = fold((down.weights, state.momentum), ((step, run) for run in runs))
@@ -135,8 +135,8 @@ class FedGen(Method[Server, State, Down, Up]):
 
     def drawn(self, keys: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Labels (B,) and noise (B, noise) for keys (B,)."""
-        noise = random.normals(random.fold(keys, NOISE), self.noise)
-        return random.categories(random.fold(keys, LABEL), labels), noise.to(labels.dtype)
+        noise = random.normals(random.derive(keys, NOISE), self.noise)
+        return random.categories(random.derive(keys, LABEL), labels), noise.to(labels.dtype)
 
     def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
         mean, total = tree.average(ups.weights, ups.counts.sum(1)), ups.counts.sum(0)
@@ -144,7 +144,7 @@ class FedGen(Method[Server, State, Down, Up]):
 
     def server_train(self, model: Model, server: Server, key: Tensor) -> Server:
         count = self.server_steps * self.server_batch
-        y, noise = self.drawn(random.fold(key, torch.arange(count, device=key.device)), server.labels)
+        y, noise = self.drawn(random.derive(key, torch.arange(count, device=key.device)), server.labels)
         rate = torch.ones((), dtype=noise.dtype, device=key.device)
         data = Data(noise, y, key, rate, model.classes, Transform(), alone=True)
 

@@ -131,7 +131,7 @@ class Floco(Method[Server, State, Down, Up]):
             return self.train.step(carry[0], loss, batch, data.rate, carry[1])
 
         runs = (
-            replace(run, drawn=run.drawn._replace(key=random.fold(data.key, random.DRAW, epoch)))
+            replace(run, drawn=run.drawn._replace(key=random.derive(data.key, random.DRAW, epoch)))
             for epoch, run in enumerate(self.train.runs(data))
         )
         simplex, momentum = fold((down.simplex, state.momentum), ((step, run) for run in runs))
@@ -174,8 +174,8 @@ def middle(simplex: Simplex) -> Tensor:
 def drawn(batch: Batch, center: Tensor, radius: Tensor) -> Tensor:
     """(M,) a random point of the simplex; one outside of the region is moved towards the center, into the region."""
     assert batch.key is not None
-    key, vertices = random.fold(batch.key, batch.sample[0]), len(center)
-    draws = random.uniform(random.fold(key, torch.arange(vertices + 1, device=center.device)))
+    key, vertices = random.derive(batch.key, batch.sample[0]), len(center)
+    draws = random.uniform(random.derive(key, torch.arange(vertices + 1, device=center.device)))
     lengths = -(1 - draws[:-1]).log()  # exponential: uniform in the simplex once they sum to 1
     away = (lengths / lengths.sum()).to(center.dtype) - center
     distance = away.abs().sum()

@@ -104,7 +104,7 @@ class PerFedAvg(Method[Server, State, Down, Up]):
 
             return self.train.step(w, meta_loss, outer, data.rate, momentum)
 
-        orders = (data, replace(data, key=random.fold(data.key, random.EXPLORE)))
+        orders = (data, replace(data, key=random.derive(data.key, random.EXPLORE)))
         pairs = (Pairs(inner, outer) for outer, inner in zip(*map(self.train.runs, orders), strict=True))
         weights, momentum = fold((down.weights, state.momentum), ((step, run) for run in pairs))
         return State(momentum if self.train.keep_momentum else {}, tuned=()), Up(weights, data.samples)

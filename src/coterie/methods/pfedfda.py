@@ -160,7 +160,7 @@ class pFedFDA(Method[Server, State, Down, Up]):
 
 def halves(data: Data, usable: Tensor) -> Tensor:
     """(n,) whether a sample is in the second half: every second one of its class, in a random order."""
-    order = random.shuffle(random.fold(data.key, random.SPLIT), len(data.y), data.real)
+    order = random.shuffle(random.derive(data.key, random.SPLIT), len(data.y), data.real)
     member = (data.y[:, None] == torch.arange(data.classes, device=data.y.device)) & usable[:, None]  # (n, K)
     rank = member[order].long().cumsum(0)[order.argsort()]  # (n, K) counted in that order
     return rank.gather(1, data.y[:, None])[:, 0] % 2 == 0

@@ -106,7 +106,7 @@ class SuPerFed(Method[Server, State, Down, Up]):
             return self.train.step(carry[0], loss, batch, data.rate, carry[1])
 
         runs = (
-            replace(run, drawn=run.drawn._replace(key=random.fold(data.key, random.DRAW, epoch)))
+            replace(run, drawn=run.drawn._replace(key=random.derive(data.key, random.DRAW, epoch)))
             for epoch, run in enumerate(self.train.runs(data))
         )
         begun = (Modes(down.shared, state.weights), state.momentum)
@@ -118,11 +118,11 @@ class SuPerFed(Method[Server, State, Down, Up]):
     def drawn(self, weights: Weights, batch: Batch) -> Tree:
         """Name of a tensor -> () share of the personal model in it, uniform in [0, 1); one draw, or one per layer."""
         assert batch.key is not None
-        key, layers = random.fold(batch.key, batch.sample[0]), dict[str, int]()
+        key, layers = random.derive(batch.key, batch.sample[0]), dict[str, int]()
         shares = {}
         for name, t in tree.items(weights):
             number = layers.setdefault(name.rpartition(".")[0], len(layers)) if self.by_layer else 0
-            shares[name] = random.uniform(random.fold(key, number)).to(t.dtype)
+            shares[name] = random.uniform(random.derive(key, number)).to(t.dtype)
         return shares
 
     def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:

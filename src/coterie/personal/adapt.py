@@ -96,7 +96,7 @@ def hold_out(
     if count < 2:
         what = "sample" if group is None else "group"
         raise CoterieError(f"{path}: one {what} cannot be split into training and test samples; give more")
-    drawn = random.shuffle(random.fold(random.seed_key(seed), random.NEWCOMERS), count)
+    drawn = random.shuffle(random.derive(random.seed_key(seed), random.NEWCOMERS), count)
     test = torch.isin(number.reshape(-1), drawn[: max(int(TEST_SHARE * count), 1)])
     return (x[~test], y[~test]), (x[test], y[test])
 

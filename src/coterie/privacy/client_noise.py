@@ -45,7 +45,7 @@ class ClientNoise(Around):
 
     def server_init(self, model: Model, census: Census) -> Noisy:
         blank = Census(torch.ones_like(census.samples), torch.zeros_like(census.class_counts))
-        key = random.fold(random.seed_key(~self.seed), random.NOISE)  # ~: no client draws from this stream
+        key = random.derive(random.seed_key(~self.seed), random.NOISE)  # ~: no client draws from this stream
         return Noisy(self.inner.server_init(model, blank), key.to(model.mean.device))
 
     def server_receive(self, server: Noisy, clients: Tensor, ups: Any) -> Noisy:
@@ -54,12 +54,14 @@ class ClientNoise(Around):
         weights = {name: t for part, own in found.items() if part not in SIZES for name, t in own.items()}
         short = scaled(weights, shrink(norms(weights), self.bound)) if weights else {}
         rows = {}
-        total = self.source.sums(random.fold(server.key, random.DRAW), [short], self.bound, self.noise) if short else {}
+        total = (
+            self.source.sums(random.derive(server.key, random.DRAW), [short], self.bound, self.noise) if short else {}
+        )
         for name, t in short.items():
             rows[name] = (total[name] / self.joining).expand_as(t)
         rows |= {name: torch.ones_like(t) for part in SIZES & found.keys() for name, t in found[part].items()}
         after = self.inner.server_receive(server.server, clients, moved(ups, downs, rows))
-        return Noisy(after, random.fold(server.key, random.NOISE))
+        return Noisy(after, random.derive(server.key, random.NOISE))
 
     def server_train(self, model: Model, server: Noisy, key: Tensor) -> Noisy:
         return server._replace(server=self.inner.server_train(model, server.server, key))

@@ -206,6 +206,6 @@ def tiny_samples() -> list[Data]:
 
     def client(n: int) -> Data:
         x = torch.randint(0, 256, (n, 1, 8, 8), generator=draw, dtype=torch.uint8)
-        return Data(x, torch.arange(n) % 2, random.fold(random.seed_key(0), n), rate, 2, Transform(), alone=True)
+        return Data(x, torch.arange(n) % 2, random.derive(random.seed_key(0), n), rate, 2, Transform(), alone=True)
 
     return [client(n) for n in (4, 5, 6)]

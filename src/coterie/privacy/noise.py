@@ -71,7 +71,7 @@ class ReproducibleNoise(Noise):
     def sums(self, key: Tensor, parts: Sequence[Tree], bound: float, noise: float) -> Tree:
         found = {}
         for number, (name, rows) in enumerate(parts[0].items()):
-            drawn = noise * bound * random.normal(random.fold(key, number), rows[0])
+            drawn = noise * bound * random.normal(random.derive(key, number), rows[0])
             found[name] = sum(part[name].sum(0) for part in parts) + drawn
         return found
 

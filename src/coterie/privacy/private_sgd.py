@@ -77,7 +77,9 @@ class PrivateSgd(LocalTraining):
         training = self.cursor.begin()
         for epoch, step in itertools.product(range(self.local_epochs), range(longest)):
             self.cursor.go()
-            draws, noise = (random.fold(self.key, what, training, epoch, step) for what in (random.DRAW, random.NOISE))
+            draws, noise = (
+                random.derive(self.key, what, training, epoch, step) for what in (random.DRAW, random.NOISE)
+            )
             draws = self.source.bits(draws, places)
             if data.real is not None:
                 draws = torch.where(data.real, draws, torch.iinfo(torch.int64).max)
@@ -88,7 +90,7 @@ class PrivateSgd(LocalTraining):
                 first, drawn = (t[: max(int(drawn.sum()), 1)] for t in (first, drawn))
             batch = data.batch(first, epoch)
             batch = batch._replace(
-                real=drawn, expected=expected, key=random.fold(data.key, random.DROPOUT, epoch, step), noise_key=noise
+                real=drawn, expected=expected, key=random.derive(data.key, random.DROPOUT, epoch, step), noise_key=noise
             )
             if self.rates.local.varies:
                 batch = batch._replace(pace=self.pace(torch.full_like(first, step), epoch, data))
@@ -116,7 +118,7 @@ class PrivateSgd(LocalTraining):
             for start in range(0, len(batch.y), TOGETHER)
             for part in [slice(start, start + TOGETHER)]
         ]
-        key = random.fold(batch.noise_key, self.cursor.use())
+        key = random.derive(batch.noise_key, self.cursor.use())
         rows = [{name: part[name] for name in weights} for part in parts]
         total = self.source.sums(key, rows, self.bound, self.noise)
         expected = batch.expected.clamp_min(1)
@@ -139,7 +141,7 @@ class SampleNoise(Around):
         return self.private(data.key).client_train(model, state, down, data)
 
     def client_finish(self, model: Model, state: Any, down: Any, data: Data) -> Any:
-        later = random.fold(data.key, random.NOISE)  # the key of a round can also be that of its last training
+        later = random.derive(data.key, random.NOISE)  # the key of a round can also be that of its last training
         return self.private(later).client_finish(model, state, down, data)
 
     def private(self, key: Tensor) -> Method[Any, Any, Any, Any]:

@@ -58,10 +58,10 @@ class StatisticsNoise(Around):
 
     def reproducible_sums(self, exact: dict[str, Tensor], data: Data) -> Sums:
         n, counts, deviation = data.samples, exact["counts"], self.deviation(exact)
-        key = random.fold(data.key, random.NOISE, -1)
+        key = random.derive(data.key, random.NOISE, -1)
 
         def blurred(number: int, total: Tensor, unit: float) -> Tensor:
-            return total + deviation * unit * random.normal(random.fold(key, number), total)
+            return total + deviation * unit * random.normal(random.derive(key, number), total)
 
         present = blurred(0, counts, 1.0)
         means = blurred(1, counts[:, None] * exact["prototypes"], self.bound)

@@ -33,7 +33,7 @@ def augmented_samples(data: FederatedData, method: AnyMethod, count: int = 12, s
     if data.train.x.ndim != 4:
         raise CoterieError(f"{data.name} has no images to augment")
     drawn = random.shuffle(random.seed_key(seed), len(data.train.y))[:count]
-    x, key = data.train.x[drawn], random.fold(random.seed_key(seed), random.REBALANCE)
+    x, key = data.train.x[drawn], random.derive(random.seed_key(seed), random.REBALANCE)
     varied = method.augmentations(x, key)
     return png(sheet([x, *(images.to(torch.uint8) for images in varied.values())])) if varied else None
 

@@ -127,7 +127,7 @@ class Plain:
         sgd = self.method.train
         optimiser = torch.optim.SGD(part.parameters(), lr=lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay)
         for epoch in range(epochs):
-            for index in torch.split(random.shuffle(random.fold(key, random.SHUFFLE, epoch), n), sgd.batch_size):
+            for index in torch.split(random.shuffle(random.derive(key, random.SHUFFLE, epoch), n), sgd.batch_size):
                 optimiser.zero_grad()
                 loss(index).backward()
                 optimiser.step()

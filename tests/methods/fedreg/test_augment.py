@@ -157,7 +157,7 @@ def test_auto_is_the_policy_done_by_pillow(channels: int) -> None:
     n = 150
     x = pictures(channels, n)
     found = augment.auto(x, KEY)
-    rows = random.bits(random.fold(KEY, 0), torch.arange(n)) % 25
+    rows = random.bits(random.derive(KEY, 0), torch.arange(n)) % 25
     draws = [augment.uniform(KEY, number, n).tolist() for number in range(1, 5)]
     assert len(rows.unique()) == 25
 
@@ -247,7 +247,7 @@ def test_colours_change_only_in_colour_images_of_bytes() -> None:
 @pytest.mark.parametrize("change", [augment.simple, augment.auto])
 def test_clients_side_by_side_get_the_same(change: Any, channels: int) -> None:
     x = torch.stack([pictures(channels, 20), pictures(channels, 20).flip(0)])
-    keys = torch.stack([random.fold(KEY, 1), random.fold(KEY, 2)])
+    keys = torch.stack([random.derive(KEY, 1), random.derive(KEY, 2)])
     together = torch.func.vmap(change)(x, keys)
     for i in range(2):
         assert torch.equal(together[i], change(x[i], keys[i]))

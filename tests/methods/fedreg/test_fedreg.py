@@ -75,8 +75,8 @@ class Plain:
         def one_pass(number: int, epoch: int) -> None:
             pixels, labels = ((x, y), (more_x, more_y))[number]
             inputs = (pixels.double() / 255 - 0.5) / 0.5
-            own_key = random.fold(random.fold(key, random.REBALANCE) if number else key, epoch)
-            shuffled = random.shuffle(random.fold(own_key, random.SHUFFLE, 0), len(labels))
+            own_key = random.derive(random.derive(key, random.REBALANCE) if number else key, epoch)
+            shuffled = random.shuffle(random.derive(own_key, random.SHUFFLE, 0), len(labels))
             for index in torch.split(shuffled, self.sgd.batch_size):
                 if self.sgd.drop_last and len(index) < self.sgd.batch_size:
                     continue

@@ -35,7 +35,7 @@ def client(counts: list[int], seed: int = 0, real: Tensor | None = None, padding
     if padding:
         real = torch.arange(len(y) + padding) < len(y)
         x, y = torch.cat([x, x[:1].expand(padding, 3, 10, 10)]), torch.cat([y, y[:1].expand(padding)])
-    key = random.fold(random.seed_key(seed), 3)
+    key = random.derive(random.seed_key(seed), 3)
     return Data(x, y, key, torch.tensor(1.0, dtype=torch.float64), CLASSES, Transform(), real)
 
 

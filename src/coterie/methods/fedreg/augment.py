@@ -54,7 +54,7 @@ def simple(x: Tensor, key: Tensor, flip: bool = True) -> Tensor:
 
     For images that are not uint8 only the geometry changes, since their value range is unknown.
     """
-    bits = random.bits(random.fold(key, 0), torch.arange(len(x), device=x.device))
+    bits = random.bits(random.derive(key, 0), torch.arange(len(x), device=x.device))
     turn, *colours, right, down, scale = (uniform(key, number, len(x)) for number in range(1, 9))
     x = augment(x, bits, Transform(crop=CROP, flip=flip))
     x = resample(x, turned(between(-ROTATION, ROTATION, turn)))
@@ -67,7 +67,7 @@ def simple(x: Tensor, key: Tensor, flip: bool = True) -> Tensor:
 
 def auto(x: Tensor, key: Tensor) -> Tensor:
     """Two operations of AutoAugment's policy for CIFAR-10, with torchvision's strengths; also for gray images."""
-    row = random.bits(random.fold(key, 0), torch.arange(len(x), device=x.device)) % len(POLICY)  # (B,)
+    row = random.bits(random.derive(key, 0), torch.arange(len(x), device=x.device)) % len(POLICY)  # (B,)
     pixels = x.to(torch.float64)
     for step in (0, 1):
         draw = uniform(key, 1 + 2 * step, len(x))
@@ -88,7 +88,7 @@ def auto(x: Tensor, key: Tensor) -> Tensor:
 
 def uniform(key: Tensor, number: int, n: int) -> Tensor:
     """(n,) in [0, 1), in float64."""
-    bits = random.bits(random.fold(key, number), torch.arange(n, device=key.device))
+    bits = random.bits(random.derive(key, number), torch.arange(n, device=key.device))
     return (bits >> 10).to(torch.float64) * 2.0**-53
 
 

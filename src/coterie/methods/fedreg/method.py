@@ -150,7 +150,7 @@ class FedReG(Method[Server, State, Down, Up]):
             balanced = rebalanced_data(data, chosen, self.augmentation, self.flip)
             share = effective(chosen).to(data.rate.dtype)
         else:
-            balanced, share = replace(data, key=random.fold(data.key, random.REBALANCE)), data.samples
+            balanced, share = replace(data, key=random.derive(data.key, random.REBALANCE)), data.samples
 
         def loss(w: Weights, batch: Batch) -> Tensor:
             return model.loss(model(w, batch.x), batch)
@@ -174,7 +174,7 @@ class FedReG(Method[Server, State, Down, Up]):
         def work() -> Iterator[tuple[Callable[[Models, Batch], Models], Epoch]]:
             for original, epoch in self.passes():
                 samples = data if original else balanced
-                samples = replace(samples, key=random.fold(samples.key, epoch))
+                samples = replace(samples, key=random.derive(samples.key, epoch))
                 step = (step_on_both_heads if self.two_heads else step_on_original) if original else step_on_balanced
                 for run in self.train.but(local_epochs=1).runs(samples):
                     yield step, run

@@ -63,7 +63,7 @@ def histograms(counts: Tensor, rule: str = "average") -> Histograms:
 
 def rebalance(data: Data, t: int) -> Rebalanced:
     """Algorithm 3 for one client."""
-    key = random.fold(data.key, random.REBALANCE)
+    key = random.derive(data.key, random.REBALANCE)
     counts = data.counts.long()  # (K,)
     wanted = per_class(counts, t)  # () t_c
     size = wanted * (counts > 0).sum()  # ()
@@ -72,15 +72,15 @@ def rebalance(data: Data, t: int) -> Rebalanced:
     label = (counts == 0).long().argsort(stable=True)[place // wanted]  # (R,) present classes in order
     number = place % wanted  # (R,) index within the class
 
-    shuffled = random.shuffle(random.fold(key, 0), len(data.y), data.real)
+    shuffled = random.shuffle(random.derive(key, 0), len(data.y), data.real)
     classes = data.y if data.real is None else torch.where(data.real, data.y, data.classes)
     grouped = shuffled[classes[shuffled].argsort(stable=True)]  # (n,) by class, shuffled within each
     first = (counts.cumsum(0) - counts)[label]  # (R,) start of its class
-    again = random.bits(random.fold(key, 1), slot) % counts[label].clamp_min(1)
+    again = random.bits(random.derive(key, 1), slot) % counts[label].clamp_min(1)
     original = number < counts[label]
     source = grouped[first + torch.where(original, number, again)]
     kind = torch.where(slot < size, torch.where(original, SAMPLE, COPY), FILLER)
-    return Rebalanced(source, kind.to(torch.uint8), random.fold(key, 2))
+    return Rebalanced(source, kind.to(torch.uint8), random.derive(key, 2))
 
 
 def rebalanced_data(data: Data, chosen: Rebalanced, augmentation: str, flip: bool) -> Data:
@@ -91,7 +91,7 @@ def rebalanced_data(data: Data, chosen: Rebalanced, augmentation: str, flip: boo
         data,
         x=torch.where(copies, varied(x, chosen.key, augmentation, flip), x),
         y=data.y[chosen.source],
-        key=random.fold(data.key, random.REBALANCE),
+        key=random.derive(data.key, random.REBALANCE),
         real=chosen.kind != FILLER,
         known=None,
     )
