@@ -73,7 +73,7 @@ def federate(folder: Path, rounds: int) -> None:
     for ward in WARDS:  # personal models are on the devices, never on the server
         (path,) = (folder / ward).glob("*/run")
         run = coterie.load_run(path)
-        print(f"{ward} has the models of {', '.join(client.name for client in run.clients)} in {path}")
+        print(f"{ward} has the models of {', '.join(run.client_names)} in {path}")
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -53,6 +53,6 @@ def test_evaluate_and_models_show_count_and_interval(run: Path, capsys: pytest.C
 
 
 def test_in_python(run: Path) -> None:
-    client = coterie.load_run(run).clients[3]
+    client = coterie.load_run(run).members[3]
     assert client.score is not None
     assert client.interval == pytest.approx(wilson(round(client.score * client.tested), client.tested))

@@ -207,7 +207,7 @@ def test_nobody_is_tested_and_all_is_written(tmp_path: Path) -> None:
     coterie.run("fedper", data, tiny(), rounds=2, out=tmp_path / "run")
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["outcomes"][0]["last"]["mean"] is None
-    assert [c.score for c in coterie.load_run(tmp_path / "run").clients] == [None] * 3
+    assert [c.score for c in coterie.load_run(tmp_path / "run").members] == [None] * 3
     main(["report", str(tmp_path / "run"), "--out", str(tmp_path / "report.html")])
     assert "untested" in (tmp_path / "report.html").read_text(encoding="utf-8")
 

@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import coterie
+from coterie.api.saved_run import load_run
 from coterie.core import tree
 from coterie.core.errors import CoterieError
 from coterie.core.model import Model, make_model
 from coterie.models.attention import vit_tiny
 from coterie.personal.export import export
-from coterie.runs.finding import load_run
 from tests import toy, traffic
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore::FutureWarning")]

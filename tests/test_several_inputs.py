@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import coterie
+from coterie.api.saved_run import load_run
 from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
 from coterie.core.model import Model
@@ -27,7 +28,6 @@ from coterie.personal.export import export
 from coterie.personal.labelled import BY_NAME
 from coterie.personal.samples import read_samples
 from coterie.personal.use import evaluate, predict
-from coterie.runs.finding import load_run
 from tests import toy
 
 DRAW = torch.Generator().manual_seed(2)

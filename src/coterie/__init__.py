@@ -7,7 +7,7 @@
 
 data:       load_clients (by name or from files), clients_from (arrays, DataFrames, torch Datasets)
 training:   run (one method), compare (several methods and seeds), tune (hyper-parameters, on validation samples)
-results:    Result, Comparison, load_run, load_comparison
+results:    Result, Run (from load_run), Comparison, load_comparison
 methods:    FedPAC, FedAvg, Ditto, ... (`coterie.methods`), or a subclass of Method of your own
 settings:   LocalTraining, Settings, Protection, Execution, ...; `run` also takes each of their fields by name
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from coterie.api.methods import make_method
     from coterie.api.public import run
     from coterie.api.result import Result
+    from coterie.api.saved_run import Run, load_run
     from coterie.core import init, losses, protections, random, ranges, statistics, tree
     from coterie.core.batch import Batch, Data, Epoch, features, sample_losses
     from coterie.core.data import FederatedData
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from coterie.models.adapters import freeze, lora
     from coterie.privacy import Protection
     from coterie.privacy.encryption import Encryption
-    from coterie.runs.finding import load_run
     from coterie.tuning import tune
 
 # Module -> its public names; all others are methods. Imported when first used, so that `coterie --help` starts fast.
@@ -63,6 +63,7 @@ _HOMES = {
     "coterie.api.methods": ("make_method",),
     "coterie.api.public": ("run",),
     "coterie.api.result": ("Result",),
+    "coterie.api.saved_run": ("Run", "load_run"),
     "coterie.analysis.comparison": ("Comparison",),
     "coterie.core.batch": ("Batch", "Data", "Epoch", "features", "sample_losses"),
     "coterie.core.data": ("FederatedData",),
@@ -84,7 +85,6 @@ _HOMES = {
     "coterie.models.adapters": ("freeze", "lora"),
     "coterie.privacy": ("Protection",),
     "coterie.privacy.encryption": ("Encryption",),
-    "coterie.runs.finding": ("load_run",),
     "coterie.tuning": ("tune",),
 }
 _MODULES = {  # modules by their public names
@@ -176,6 +176,7 @@ __all__ = [
     "Regression",
     "Result",
     "Round",
+    "Run",
     "Safety",
     "Segmentation",
     "Settings",

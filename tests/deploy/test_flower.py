@@ -10,9 +10,9 @@ import pytest
 from safetensors.torch import load_file
 
 from coterie.api import load_clients, run
+from coterie.api.saved_run import load_run
 from coterie.cli import main
 from coterie.runs.config import read_config
-from coterie.runs.finding import load_run
 from tests import superlink, toy
 
 pytestmark = pytest.mark.flower
@@ -52,14 +52,14 @@ def test_a_federation(link: superlink.SuperLink, tmp_path: Path) -> None:
     number = link.submit(app(tmp_path, "fedpac", rounds=2, evaluate_every=2), out=str(tmp_path / "run"))
     assert link.wait(number, tmp_path / "run" / "result.json") == "finished:completed"
     assert_same_run(tmp_path, "fedpac", rounds=2, evaluate_every=2)
-    accuracy = {client.number: client.score for client in load_run(tmp_path / "here").clients}
+    accuracy = {client.number: client.score for client in load_run(tmp_path / "here").members}
     federation = read_config(tmp_path / "run")["deployment"]["federation"]
     for n, own in enumerate(((0, 1), (2,), (3, 5), (4,))):
         left = load_run(link.folder / f"device-{n}" / federation[:16] / "run")
-        assert {client.number: client.score for client in left.clients} == {i: accuracy[i] for i in own}
+        assert {client.number: client.score for client in left.members} == {i: accuracy[i] for i in own}
         for i in own:
             name = f"client-{i}.safetensors"
-            toy.assert_same(load_file(tmp_path / "here" / "models" / name), load_file(left.path / "models" / name))
+            toy.assert_same(load_file(tmp_path / "here" / "models" / name), load_file(left.folder / "models" / name))
 
 
 def test_wrong_settings_are_one_line_in_the_log(link: superlink.SuperLink, tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ import pytest
 from safetensors.torch import load_file
 
 import coterie
+from coterie.api.saved_run import load_run
 from coterie.personal.samples import read_samples
 from coterie.personal.use import predict
-from coterie.runs.finding import load_run
 from tests.machines import FAST, HELD, Machines, assert_same_server, samples, simulated
 
 pytestmark = pytest.mark.network

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from coterie.api import run
+from coterie.api.saved_run import load_run
 from coterie.cli import main
 from coterie.core import tree
 from coterie.core.errors import CoterieError
@@ -31,7 +32,6 @@ from coterie.deploy.transports.flower.options import read_run_config
 from coterie.deploy.transports.flower.server import FlowerTransport
 from coterie.deploy.wire import Refused
 from coterie.privacy.keys import make_keys
-from coterie.runs.finding import load_run
 from tests import toy
 
 SETTINGS: dict[str, Any] = {"rounds": 3, "join_ratio": 0.6, "local_epochs": 1, "seed": 3, "full_last_round": False}
@@ -117,7 +117,7 @@ def test_devices_leave_models_that_were_measured(tmp_path: Path) -> None:
     result = federate(Fake(tmp_path))
     left = load_run(next((tmp_path / "device-0").glob("*/run")))
     expected = dict(enumerate(result.history[-1].scores["pre", "test"].value.tolist()))
-    assert {client.number: client.score for client in left.clients} == {0: expected[0], 3: expected[3]}
+    assert {client.number: client.score for client in left.members} == {0: expected[0], 3: expected[3]}
 
 
 def test_a_node_that_restarts_while_it_processes_a_request(tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ def test_a_federation_under_dp_sample_runs_and_tells_no_scores(tmp_path: Path) -
     told = federate(line, **asked)
     assert told.history[-1].score("finished") > 0
     left = load_run(next((tmp_path / "silent" / "device-0").glob("*/run")))
-    assert all(0 <= client.score <= 1 for client in left.clients)  # at home, its models are measured
+    assert all(0 <= client.score <= 1 for client in left.members)  # at home, its models are measured
 
 
 @pytest.mark.parametrize(

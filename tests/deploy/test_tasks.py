@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from coterie.api import DataSettings, run
+from coterie.api.saved_run import load_run
 from coterie.core import tree
 from coterie.core.data import FederatedData, Split, Transform
 from coterie.core.errors import CoterieError
@@ -29,8 +30,7 @@ from coterie.deploy.task_schema import TaskSchema
 from coterie.deploy.transports.flower import device as flower_device
 from coterie.deploy.transports.flower.server import FlowerTransport
 from coterie.deploy.wire import InvalidAnswer, Refused
-from coterie.runs.finding import load_run
-from coterie.runs.run import Run
+from coterie.runs.stored_run import StoredRun
 from tests import toy
 from tests.deploy.test_nodes import SETTINGS, Fake, hurry, timeouts
 
@@ -131,7 +131,7 @@ def test_the_same_as_in_one_process(kind: str, tmp_path: Path, monkeypatch: pyte
     x = data.test.client(3)[0]
     with torch.no_grad():
         assert torch.equal(left.personal_model(3)(x), expected.personal_model(3)(x))
-    assert Run(tmp_path / "served").metric == a.metric
+    assert StoredRun(tmp_path / "served").metric == a.metric
 
 
 @pytest.mark.long

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._C import _functorch as functorch
 
 import coterie
+from coterie.api.saved_run import load_run
 from coterie.core import tree
 from coterie.core.errors import CoterieError
 from coterie.core.model import Model, make_model
@@ -20,7 +21,6 @@ from coterie.federation import Settings, federate
 from coterie.models.adapters import LoRALinear, freeze, lora, merge
 from coterie.models.attention import vit_tiny
 from coterie.personal.export import export
-from coterie.runs.finding import load_run
 from tests import toy, traffic
 
 ATTENTION = "encoder.*.qkv|encoder.*.out"

@@ -7,9 +7,8 @@ import pytest
 
 import coterie
 from coterie.api.result import Result
+from coterie.api.saved_run import Run, load_run
 from coterie.methods import METHODS
-from coterie.runs.finding import load_run
-from coterie.runs.run import Run
 from tests import toy
 
 NETWORK, NORM_NETWORK = "tests.toy:network", "tests.toy:norm_network"  # networks that have names

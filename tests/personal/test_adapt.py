@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from coterie.api.saved_run import load_run
 from coterie.core.data import FederatedData, Split
 from coterie.core.errors import CoterieError
 from coterie.core.method import Method
@@ -18,7 +19,6 @@ from coterie.personal.adapt import adapt
 from coterie.personal.export import export
 from coterie.personal.samples import read_samples
 from coterie.personal.use import predict
-from coterie.runs.finding import load_run
 from tests import toy
 from tests.personal.conftest import NETWORK, Made, network_name
 
@@ -45,8 +45,8 @@ def test_every_method_takes_a_newcomer(name: str, made: Made, tmp_path: Path) ->
     with torch.no_grad():
         right = int((left.personal_model(0)(x).argmax(1) == y).sum())
     assert right == int(record.scores["new_post", "test"].weighted)
-    assert left.clients[0].score == right / 16
-    assert left.clients[0].samples == 24
+    assert left.members[0].score == right / 16
+    assert left.members[0].samples == 24
 
 
 def test_training_helps_and_epochs_count(made: Made, tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_the_folder_is_understood(made: Made, tmp_path: Path) -> None:
     assert len(predict(left, 0, read_samples(left, [tmp_path / "new.npz"]))) == 24
     assert export(left, 0, "torch", tmp_path / "new.pt2")
     again = adapt(left, tmp_path / "new.npz", tmp_path / "again")  # it holds the server's state, too
-    assert again.score("new_post") == left.clients[0].score
+    assert again.score("new_post") == left.members[0].score
 
 
 def test_a_part_is_set_aside_for_testing(made: Made, tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_part_is_set_aside_for_testing(made: Made, tmp_path: Path) -> None:
     np.savez(tmp_path / "new.npz", x=split.x.numpy(), y=split.y.numpy())
     record = adapt(run, tmp_path / "new.npz", tmp_path / "new")
     assert record.scores["new_post", "test"].total.tolist() == [6]
-    assert load_run(tmp_path / "new", NETWORK).clients[0].samples == 18
+    assert load_run(tmp_path / "new", NETWORK).members[0].samples == 18
 
 
 def test_complaints(made: Made, tmp_path: Path) -> None:

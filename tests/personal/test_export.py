@@ -15,11 +15,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import coterie
+from coterie.api.saved_run import load_run
 from coterie.core.errors import CoterieError
 from coterie.methods import METHODS
 from coterie.personal.export import export
-from coterie.runs.finding import load_run
-from coterie.runs.run import Run
+from coterie.runs.stored_run import StoredRun
 from tests import toy
 from tests.personal.conftest import Made
 
@@ -44,7 +44,7 @@ for path in sys.argv[1:]:
 """
 
 
-def write(run: Run, client: int, form: str, path: Path) -> str:
+def write(run: StoredRun, client: int, form: str, path: Path) -> str:
     """The exported model, and beside it what ours says."""
     draw = torch.Generator().manual_seed(5)
     x = torch.randint(0, 256, (7, *run.shape), generator=draw, dtype=torch.uint8)
@@ -81,7 +81,7 @@ def test_models_of_every_kind_run_elsewhere(made: Made, tmp_path: Path) -> None:
     predict_without_coterie(tmp_path, heart)
 
 
-def predict_without_coterie(folder: Path, heart: Run) -> None:
+def predict_without_coterie(folder: Path, heart: StoredRun) -> None:
     """The script beside heart.onnx: arrays, and tables whose columns have names, in any order, with gaps."""
     model, columns = heart.personal_model(3), heart.transform.columns
     x = torch.from_numpy(np.load(folder / "heart.npz")["x"])

@@ -17,12 +17,12 @@ from torch import Tensor
 
 import coterie
 import coterie.core.data
+from coterie.api.saved_run import load_run
 from coterie.cli import main
 from coterie.core.errors import CoterieError
 from coterie.personal.samples import read_samples
 from coterie.personal.use import evaluate, merged_confusion, predict
-from coterie.runs.finding import load_run
-from coterie.runs.run import Run
+from coterie.runs.stored_run import StoredRun
 from tests import toy
 from tests.personal.conftest import Made
 
@@ -40,11 +40,11 @@ def samples(tmp_path: Path) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def plain_logits(run: Run, client: int, x: Tensor) -> Tensor:
+def plain_logits(run: StoredRun, client: int, x: Tensor) -> Tensor:
     """Of FedPer: everybody's encoder, the client's own head; straight from the file, by torch's own module."""
     from safetensors.torch import load_file
 
-    stored = load_file(run.clients[client].file)
+    stored = load_file(run.members[client].file)
     network = toy.network()
     names = {f"down.shared.encoder.{i}": i for i in (0, 4)}
     for prefix, place in (*names.items(), ("state.personal.head", 6)):
@@ -69,7 +69,7 @@ def test_predictions_are_the_networks(made: Made, samples: tuple[Tensor, Tensor]
     assert [said["sample"] for said in found[:2]] == [f"{tmp_path / 'some.npz'}:0", f"{tmp_path / 'some.npz'}:1"]
 
 
-def test_grey_and_colour_are_converted(made: Made, tmp_path: Path, colour: Run) -> None:
+def test_grey_and_colour_are_converted(made: Made, tmp_path: Path, colour: StoredRun) -> None:
     grey, _ = made("fedper")
     pixels = np.arange(12 * 12 * 3, dtype=np.uint8).reshape(12, 12, 3)
     Image.fromarray(pixels).save(tmp_path / "colour.png")
@@ -80,7 +80,7 @@ def test_grey_and_colour_are_converted(made: Made, tmp_path: Path, colour: Run) 
     assert torch.equal(read, torch.from_numpy(pixels[None, :, :10, 0].copy()).expand(3, 12, 10)[None])
 
 
-def test_images_of_another_size(colour: Run, tmp_path: Path) -> None:
+def test_images_of_another_size(colour: StoredRun, tmp_path: Path) -> None:
     Image.new("RGB", (30, 36), (10, 20, 30)).save(tmp_path / "large.png")
     with pytest.raises(CoterieError, match="30 x 36 pixels; the models of this run take 10 x 12"):
         read_samples(colour, [tmp_path / "large.png"])
@@ -89,7 +89,7 @@ def test_images_of_another_size(colour: Run, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def colour(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def colour(tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
     """A run on colour images that are not square."""
     path = tmp_path_factory.mktemp("colour") / "run"
     grey = toy.toy(augmented=False)
@@ -226,12 +226,12 @@ def test_evaluate_complains(made: Made, tmp_path: Path) -> None:
 
 def test_commands_speak_json(made: Made, samples: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, _ = made("fedper")
-    main(["models", str(run.path), "--json"])
+    main(["models", str(run.folder), "--json"])
     assert [c["samples"] for c in json.loads(capsys.readouterr().out)] == list(toy.TRAIN_SIZES)
     main(
         [
             "predict",
-            str(run.path),
+            str(run.folder),
             "--client",
             "3",
             str(tmp_path / "00.png"),
@@ -246,7 +246,7 @@ def test_commands_speak_json(made: Made, samples: object, tmp_path: Path, capsys
     main(
         [
             "evaluate",
-            str(run.path),
+            str(run.folder),
             "--client",
             "3,0",
             "--data",
@@ -260,7 +260,7 @@ def test_commands_speak_json(made: Made, samples: object, tmp_path: Path, capsys
     assert [c["client"] for c in told["clients"]] == [3, 0]
     assert sum(map(sum, told["clients"][0]["confusion"])) == 11
     with pytest.raises(SystemExit):
-        main(["evaluate", str(run.path), "--client", "three"])
+        main(["evaluate", str(run.folder), "--client", "three"])
     assert "unknown client 'three': these clients have no names; clients are 0 to 4" in capsys.readouterr().err
 
 

@@ -10,13 +10,14 @@ import pytest
 import torch
 
 import coterie
+from coterie.api.saved_run import load_run
 from coterie.cli import main
 from coterie.core import tree
 from coterie.core.errors import CoterieError
 from coterie.core.protections import Protections
 from coterie.federation import Round
 from coterie.report.sections.settings import configuration
-from coterie.runs.finding import load_run, open_run
+from coterie.runs.finding import open_run
 from tests import toy
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {

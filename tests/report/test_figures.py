@@ -16,11 +16,11 @@ from coterie.cli import main
 from coterie.core.errors import CoterieError
 from coterie.report.figures import KINDS, SIZES, draw, write_figure
 from coterie.report.seeds import grouped
-from coterie.runs.run import Run
+from coterie.runs.stored_run import StoredRun
 from coterie.runs.tables import ClientTable, Score
 
 
-class RunInMemory(Run):
+class RunInMemory(StoredRun):
     def __init__(self, seed: int, curve: list[float], clients: list[float], data: str = "toy", sent: float = 1e6):
         super().__init__(f"run-{seed}")
         self.config = {

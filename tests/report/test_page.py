@@ -26,7 +26,7 @@ from coterie.data import Partition
 from coterie.report.page import report, write_report
 from coterie.runs.checksums import FORMAT, Changed
 from coterie.runs.finding import open_run, open_runs, run_folders
-from coterie.runs.run import Run
+from coterie.runs.stored_run import StoredRun
 from tests import toy
 from tests.signing import sign
 
@@ -98,12 +98,12 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def read(folder: Path) -> Run:
+def read(folder: Path) -> StoredRun:
     """A run folder that a test may have edited."""
     return open_run(sign(folder))
 
 
-def read_all(paths: Iterable[Path]) -> list[Run]:
+def read_all(paths: Iterable[Path]) -> list[StoredRun]:
     paths = list(paths)
     for path in paths:
         for folder in run_folders(path):
@@ -239,7 +239,7 @@ def test_a_comparison_is_shown_as_it_was_made(tmp_path: Path, named: str, order:
         assert [r["method"] for r in tests] == [name for name in order if name != against]
     rows = json.loads((out / "compare.json").read_text())["outcomes"]
     assert [r["accuracy"] for r in shown] == [f"{100 * row['mean']:.2f}" for row in rows]
-    by_hand = page(*(run.path for run in reversed(read_all([out]))))
+    by_hand = page(*(run.folder for run in reversed(read_all([out]))))
     last = by_hand.table("method", "accuracy", "seconds")[-1]["method"]
     assert by_hand.table("method", f"against {last}", "p (Holm)")
 
@@ -256,7 +256,7 @@ def test_runs_are_looked_for_a_few_levels_deep(folders: Path, tmp_path: Path, mo
         shutil.copytree(folders / "ditto", tmp_path / place)
     (tmp_path / "link").symlink_to(folders)
     (tmp_path / "b" / "round").symlink_to(tmp_path)
-    assert [run.path.relative_to(tmp_path).as_posix() for run in read_all([tmp_path])] == ["a", "b/c"]
+    assert [run.folder.relative_to(tmp_path).as_posix() for run in read_all([tmp_path])] == ["a", "b/c"]
     with pytest.raises(CoterieError, match=r"is not a run folder.* 3 levels"):
         read_all([tmp_path / "b" / "c" / "models"])
     monkeypatch.setattr("coterie.runs.finding.MOST_FOLDERS", 2)

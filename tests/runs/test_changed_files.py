@@ -21,7 +21,7 @@ from coterie.personal.samples import read_samples
 from coterie.personal.use import evaluate, predict
 from coterie.runs.checksums import CHECKSUMS, Changed, Checksum, GrowingTable, RunFiles
 from coterie.runs.finding import open_run
-from coterie.runs.run import Run
+from coterie.runs.stored_run import StoredRun
 from tests.runs.test_links import SETTINGS
 
 CHANGES = 40  # of each file
@@ -42,7 +42,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base / "run"
 
 
-def read(path: Path) -> Run:
+def read(path: Path) -> StoredRun:
     """A run as a report reads it."""
     run = open_run(path)
     assert run.missing == []
@@ -55,7 +55,7 @@ def use(command: str, path: Path, samples: Path, out: Path) -> None:
         return
     run = coterie.load_run(path)
     if command == "models":
-        assert run.clients
+        assert run.members
     elif command == "predict":
         predict(run, 0, read_samples(run, [samples]))
         assert run.census.class_counts.sum()

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from coterie.api.saved_run import load_run
 from coterie.cli import main
 from coterie.core.version import VERSION
 from coterie.runs.checksums import FORMAT, OtherFormat
 from coterie.runs.config import read_config
-from coterie.runs.finding import load_run, open_run
+from coterie.runs.finding import open_run
 
 STORED = Path(__file__).parent / "version1" / "config.json"  # written by version 1, shortened
 COMMANDS = ("models {}", "predict {} x.npz --client 0", "evaluate {}", "export {} --client 0 --to torch",

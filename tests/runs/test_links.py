@@ -195,7 +195,7 @@ def test_commands_that_read_refuse_links_and_pipes(
 
 def test_the_folder_itself_may_be_a_link(finished: Path, unfinished: Path, tmp_path: Path) -> None:
     (tmp_path / "finished").symlink_to(finished)
-    assert len(coterie.load_run(tmp_path / "finished").clients) == 3
+    assert len(coterie.load_run(tmp_path / "finished").members) == 3
     assert open_run(tmp_path / "finished").result
     shutil.copytree(unfinished, tmp_path / "real")
     (tmp_path / "run").symlink_to(tmp_path / "real")

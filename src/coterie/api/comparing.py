@@ -227,11 +227,11 @@ def load_comparison(*runs: str | Path) -> Comparison:
     read = open_runs(runs)
     for run in read:
         if run.result is None:
-            raise CoterieError(f"{run.path} is not finished; `coterie resume {run.path}` continues it")
+            raise CoterieError(f"{run.folder} is not finished; `coterie resume {run.folder}` continues it")
     groups = same_data(entries(read))
     if len(groups) != 1:
         firsts = [group[0].run for group in groups]
-        names = [f"{dataset(run)[0]}, {run.metric.words} ({run.path})" for run in firsts]
+        names = [f"{dataset(run)[0]}, {run.metric.words} ({run.folder})" for run in firsts]
         several = " and ".join(dict.fromkeys(names))
         raise CoterieError(
             f"these runs cannot be compared, their clients have different samples or metrics: {several or 'no runs'}"

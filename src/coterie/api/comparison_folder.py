@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from coterie.api.saved_run import load_run
 from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
-from coterie.federation import History, Summary
-from coterie.federation.history import POINTS, Outcome
+from coterie.federation import History
+from coterie.federation.history import Outcome
 from coterie.runs.describe import fingerprint
 from coterie.runs.disk import read_inside, whole, writing
-from coterie.runs.finding import discard_unstarted, load_run
+from coterie.runs.finding import discard_unstarted
 
 COMMAND = "command.json"  # the command that began the comparison
 OUTCOMES = "compare.json"  # written last: the comparison is finished
@@ -102,21 +102,5 @@ def is_begun(out: Path) -> bool:
 def read_finished(out: Path) -> tuple[History, list[Outcome], float, Mapping[str, Any] | None, str]:
     """History, outcomes, seconds, privacy and the samples' checksum of a finished run. The seconds are its rounds'."""
     run = load_run(out)
-    result = run.result or {}
-    points = {text: point for point, text in POINTS.items()}
-
-    def number(value: float | None) -> float:
-        return math.nan if value is None else value
-
-    outcomes = [
-        Outcome(
-            o["name"],
-            points[o["measured"]],
-            Summary(**{name: number(value) for name, value in o["last"].items()}),
-            number(o["best_on_test"]),
-            o["best_by_validation"],
-        )
-        for o in result["outcomes"]
-    ]
-    content = str(run.section("data")["content"])
-    return run.history, outcomes, sum(result["seconds"].values()), result["privacy"], content
+    seconds = sum((run.result or {})["seconds"].values())
+    return run.history, run.outcomes(), seconds, run.privacy, str(run.section("data")["content"])

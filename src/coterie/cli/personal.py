@@ -13,7 +13,7 @@ from coterie.core.printable import printable
 if TYPE_CHECKING:
     from coterie.personal.labelled import LabelledReading
     from coterie.personal.use import Evaluation
-    from coterie.runs.run import Run
+    from coterie.runs.stored_run import StoredRun
 
 FORMS = ("onnx", "torch", "torchscript", "safetensors", "state_dict", "peft")
 MOST_COLUMNS = 3  # metrics next to each other for every client
@@ -90,14 +90,14 @@ def add_commands(command: MakeCommand, argv: list[str]) -> None:
         made.add_argument("--json", action="store_true", help="print JSON")
 
 
-def run_of(chosen: argparse.Namespace) -> Run:
-    from coterie.runs.finding import load_run
+def run_of(chosen: argparse.Namespace) -> StoredRun:
+    from coterie.api.saved_run import load_run
 
     own = {name: getattr(chosen, name, None) for name in ("model", "method", "task")}
     return load_run(chosen.run, trust_code=hasattr(chosen, "trust_code"), **own)
 
 
-def reading_of(chosen: argparse.Namespace, run: Run, *unused: str) -> LabelledReading:
+def reading_of(chosen: argparse.Namespace, run: StoredRun, *unused: str) -> LabelledReading:
     """How to read tables like the one that the run was given. unused: which other columns of it to ignore."""
     from coterie.personal.labelled import LabelledReading
     from coterie.personal.labels import LabelMapping
@@ -120,7 +120,7 @@ def do_models(chosen: argparse.Namespace) -> None:
     if hasattr(chosen, "json"):
         called = {"score": run.metric.name}
         listed = [
-            {called.get(name, name): v for name, v in vars(c).items()} | {"file": str(c.file)} for c in run.clients
+            {called.get(name, name): v for name, v in vars(c).items()} | {"file": str(c.file)} for c in run.members
         ]
         print(json.dumps(listed, indent=2))
         return
@@ -134,12 +134,12 @@ def do_models(chosen: argparse.Namespace) -> None:
             str(c.tested),
             f"{c.size / 1e6:.2f}",
         ]
-        for c in run.clients
+        for c in run.members
     ]
     interval = f"; {INTERVAL}" if run.metric.counts else ""
     note = f"{run.metric.words}: {MEASURED[run.point]}{interval}" if run.point else ""
     header = (*client_header(run), "samples", "classes", run.metric.words, "95 %", "tested", "MB")
-    show(f"Models in {run.path}", header, rows, note)
+    show(f"Models in {run.folder}", header, rows, note)
 
 
 def do_predict(chosen: argparse.Namespace) -> None:
@@ -217,7 +217,7 @@ def do_evaluate(chosen: argparse.Namespace) -> None:
         show_classes(run, merged_confusion(found))
 
 
-def show_classes(run: Run, every: Evaluation) -> None:
+def show_classes(run: StoredRun, every: Evaluation) -> None:
     """Print accuracy, F1 and confusion by class, over all clients."""
     assert every.confusion is not None
     by_class = (every.class_accuracy, every.class_f1, every.confusion.tolist())
@@ -244,7 +244,7 @@ def do_adapt(chosen: argparse.Namespace) -> None:
     from coterie.personal.adapt import adapt
 
     run = run_of(chosen)
-    out = getattr(chosen, "out", None) or f"{run.path}-{Path(chosen.data).stem}"
+    out = getattr(chosen, "out", None) or f"{run.folder}-{Path(chosen.data).stem}"
     record = adapt(run, chosen.data, out, getattr(chosen, "epochs", None), reading_of(chosen, run))
     before, after = record.score("new_pre"), record.score("new_post")
     if hasattr(chosen, "json"):
@@ -255,20 +255,20 @@ def do_adapt(chosen: argparse.Namespace) -> None:
     print(f"its model is client 0 of {out}")
 
 
-def chosen_clients(text: str, run: Run) -> list[int]:
+def chosen_clients(text: str, run: StoredRun) -> list[int]:
     """The clients of --client: all, or names and numbers separated by commas. A name may contain commas."""
     if text == "all" and text not in run.client_names:
-        return list(run.numbers)
+        return list(run.client_ids)
     if text in run.client_names:
         return [run.client_number(text)]
     return [run.client_number(client.strip()) for client in text.split(",")]
 
 
-def client_header(run: Run) -> tuple[str, ...]:
+def client_header(run: StoredRun) -> tuple[str, ...]:
     return ("client", "name") if run.client_names else ("client",)
 
 
-def client_cells(run: Run, number: int) -> tuple[str, ...]:
+def client_cells(run: StoredRun, number: int) -> tuple[str, ...]:
     return (str(number), run.client_name(number)) if run.client_names else (str(number),)
 
 

@@ -18,7 +18,7 @@ from coterie.federation.finals import FinalMetrics
 from coterie.federation.history import Ended, History, Outcome
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TrainedFederation:
     """A federation after its last round."""
 

@@ -30,7 +30,7 @@ from coterie.federation.rounds import sift
 from coterie.personal.labelled import BY_NAME, LabelledReading, joined, read_labelled
 from coterie.personal.labels import Chance
 from coterie.runs.folder import Folder
-from coterie.runs.run import Run
+from coterie.runs.stored_run import StoredRun
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Adapted(Result):
 
 
 def adapt(
-    run: Run,
+    run: StoredRun,
     data: str | Path,
     out: str | Path,
     epochs: int | None = None,
@@ -74,7 +74,7 @@ def adapt(
     return record
 
 
-def newcomer(run: Run, path: Path, reading: LabelledReading) -> FederatedData:
+def newcomer(run: StoredRun, path: Path, reading: LabelledReading) -> FederatedData:
     """The samples of the new client; without a test split, a random part is held out."""
     parts = read_labelled(run, path, reading)
     if any(part.split == "test" for part in parts) and any(part.split != "test" for part in parts):
@@ -110,7 +110,7 @@ def with_epochs(method: AnyMethod, epochs: int | None) -> AnyMethod:
     return replace(method, train=method.train.but(local_epochs=epochs), **final)
 
 
-def learn(run: Run, clients: LocalBackend) -> tuple[Any, Round, Chance | None]:
+def learn(run: StoredRun, clients: LocalBackend) -> tuple[Any, Round, Chance | None]:
     """Train the new client; returns its download, its scores and, for classes, the initial accuracy on all samples.
 
     It takes the method's final step, if there is one, as all clients of the run did; otherwise it trains for one round.
@@ -138,7 +138,7 @@ def learn(run: Run, clients: LocalBackend) -> tuple[Any, Round, Chance | None]:
     return tree.pick(downs, 0), record, start
 
 
-def chance(run: Run, clients: LocalBackend, down: Any) -> Chance:
+def chance(run: StoredRun, clients: LocalBackend, down: Any) -> Chance:
     """Evaluate the model before training on all samples of the new client."""
     state, data = clients.states[0], clients.data
     x, y = torch.cat([data.train.x, data.test.x]), torch.cat([data.train.y, data.test.y])
@@ -147,14 +147,14 @@ def chance(run: Run, clients: LocalBackend, down: Any) -> Chance:
     return Chance(int((torch.cat(made).argmax(1) == y).sum()), len(y), run.classes)
 
 
-def config_of(run: Run, method: AnyMethod, data: FederatedData, source: Path) -> dict[str, Any]:
+def config_of(run: StoredRun, method: AnyMethod, data: FederatedData, source: Path) -> dict[str, Any]:
     """The configuration of the run, for this client."""
     config = dict(run.config)
     config["method"] = described(innermost(method))
     sizes = {"train_sizes": list(data.train.sizes), "test_sizes": list(data.test.sizes)}
     own = {"name": data.name, "clients": 1, "client_names": list(data.client_names), "partition": None}
     config["data"] = {**run.section("data"), **own, **sizes}
-    config["adapted"] = {"run": run.path.name, "data": source.name}
+    config["adapted"] = {"run": run.folder.name, "data": source.name}
     return config
 
 

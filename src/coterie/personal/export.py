@@ -26,7 +26,7 @@ from coterie.personal.predict_script import ENDING, predict_script
 from coterie.runs.describe import described_task
 from coterie.runs.disk import whole
 from coterie.runs.folder import ODD
-from coterie.runs.run import Run
+from coterie.runs.stored_run import StoredRun
 from coterie.runs.tensor_files import packed
 
 OPSET = 18  # of ONNX
@@ -34,7 +34,9 @@ INPUT = "samples"
 FORMAT = 1  # of the description in the files
 
 
-def export(run: Run, client: int | str, form: str, out: str | Path | None = None, merge: bool = False) -> list[Path]:
+def export(
+    run: StoredRun, client: int | str, form: str, out: str | Path | None = None, merge: bool = False
+) -> list[Path]:
     """Write the model of a client in one of FORMS, and return the files.
 
     merge: fold adapters (LoRA) into the weights that they adapt.
@@ -61,7 +63,7 @@ def file_name(client: str) -> str:
     return re.sub(r"[^\w.-]+", "-", client).strip(".-") or "-"
 
 
-def about(run: Run, model: PersonalModel) -> dict[str, Any]:
+def about(run: StoredRun, model: PersonalModel) -> dict[str, Any]:
     """A description for users of the file."""
     info = model.info
     return {

@@ -30,7 +30,7 @@ from coterie.personal.labelled import BY_NAME, LabelledReading, joined, read_lab
 from coterie.personal.labels import Chance, LabelMapping
 from coterie.personal.samples import Samples
 from coterie.runs.config import as_tuples
-from coterie.runs.run import Run
+from coterie.runs.stored_run import StoredRun
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ def outputs_of(model: nn.Module, x: Tensor) -> Tensor:
         return torch.cat([model(x[part]) for part in slices(len(x), TEST_BATCH)])
 
 
-def predict(run: Run, client: int | str, samples: Samples, top: int = 3) -> list[dict[str, Any]]:
+def predict(run: StoredRun, client: int | str, samples: Samples, top: int = 3) -> list[dict[str, Any]]:
     """Predict every sample with the client's model: entries of `Task.answer`, and its label if the file has labels.
 
     top: classes or tokens to list, the most probable first.
@@ -114,7 +114,7 @@ def share(part: int, whole: int) -> float | None:
 
 
 def evaluate(
-    run: Run,
+    run: StoredRun,
     clients: Sequence[int | str],
     data: str | None = None,
     data_dir: str | None = None,
@@ -150,7 +150,7 @@ def samples_for_test(
     return joined(parts, "test" if any(part.split == "test" for part in parts) else None)
 
 
-def judged(run: Run, client: int, x: Tensor, y: Tensor) -> Evaluation:
+def judged(run: StoredRun, client: int, x: Tensor, y: Tensor) -> Evaluation:
     task, classes = run.task, run.classes
     model = run.personal_model(client)
     blank = torch.zeros(classes, classes, dtype=torch.int64) if classes else None
@@ -165,7 +165,7 @@ def judged(run: Run, client: int, x: Tensor, y: Tensor) -> Evaluation:
     return Evaluation(client, len(y), task.metrics, known, loss / len(y), blank)
 
 
-def own_data(run: Run, data_dir: str | None = None) -> FederatedData:
+def own_data(run: StoredRun, data_dir: str | None = None) -> FederatedData:
     """The data of the run's clients, if the dataset is available."""
     expected = run.section("data")["partition"]
     if expected is None:
@@ -177,7 +177,7 @@ def own_data(run: Run, data_dir: str | None = None) -> FederatedData:
     return keep_out(data, share, seed)[0] if share else data
 
 
-def dataset_of(run: Run, data_dir: str | None) -> Dataset:
+def dataset_of(run: StoredRun, data_dir: str | None) -> Dataset:
     """The run's dataset by name, or the user's data as the run's command located them."""
     if run.section("data")["name"] in DATASETS:
         name = run.section("data")["name"]
@@ -190,8 +190,10 @@ def dataset_of(run: Run, data_dir: str | None) -> Dataset:
     return find_data(DataSettings(**settings))
 
 
-def no_data(run: Run) -> CoterieError:
-    return CoterieError(f"{run.path}: the run does not keep the data that it was given; pass them with --data FILE.npz")
+def no_data(run: StoredRun) -> CoterieError:
+    return CoterieError(
+        f"{run.folder}: the run does not keep the data that it was given; pass them with --data FILE.npz"
+    )
 
 
 def test_split(run: SampleForm, name: str, data_dir: str | None) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ from coterie.report.sections.costs import summed
 from coterie.report.seeds import OverSeeds, SeedGroup, grouped
 from coterie.runs.disk import whole
 from coterie.runs.finding import open_runs
-from coterie.runs.run import Run
+from coterie.runs.stored_run import StoredRun
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def write_figure(paths: Sequence[str | Path], kind: str, size: str, out: str | P
     runs, path = open_runs(paths), Path(out)
     for run in runs:
         if run.result is None:
-            log.warning("%s is not finished; the figure shows the rounds that it has", run.path)
+            log.warning("%s is not finished; the figure shows the rounds that it has", run.folder)
     figure = draw(runs, kind, size)
     try:
         with whole(path, shared=True) as part:
@@ -61,7 +61,7 @@ def write_figure(paths: Sequence[str | Path], kind: str, size: str, out: str | P
     return path
 
 
-def draw(runs: Sequence[Run], kind: str, size: str = "acm") -> Figure:
+def draw(runs: Sequence[StoredRun], kind: str, size: str = "acm") -> Figure:
     """A figure of runs. kind: of KINDS. size: of SIZES."""
     if kind not in KINDS:
         raise unknown("kind of figure", kind, KINDS)
@@ -71,7 +71,7 @@ def draw(runs: Sequence[Run], kind: str, size: str = "acm") -> Figure:
         return KINDS[kind](runs, SIZES[size])
 
 
-def comparable_groups(runs: Sequence[Run]) -> list[SeedGroup]:
+def comparable_groups(runs: Sequence[StoredRun]) -> list[SeedGroup]:
     """What runs report, with the seeds of a method together. Runs on unlike data are refused."""
     if len({comparable(run) for run in runs}) > 1:
         names = ", ".join(dict.fromkeys(f"{dataset(run)[0]} by {run.metric.words}" for run in runs))
@@ -107,7 +107,7 @@ def finished(figure: Figure, ax: Axes, columns: int, metric: MetricScale) -> Fig
     return figure
 
 
-def curves(runs: Sequence[Run], size: FigureSize) -> Figure:
+def curves(runs: Sequence[StoredRun], size: FigureSize) -> Figure:
     groups = comparable_groups(runs)
     figure, ax, columns = one_panel(size, [group.label for group in groups])
     plots.curves(ax, [PlotLine(group.label, measured_by_all(group), group.label) for group in groups])
@@ -115,7 +115,7 @@ def curves(runs: Sequence[Run], size: FigureSize) -> Figure:
     return finished(figure, ax, columns, runs[0].metric)
 
 
-def communication(runs: Sequence[Run], size: FigureSize) -> Figure:
+def communication(runs: Sequence[StoredRun], size: FigureSize) -> Figure:
     """Scores over megabytes; a method that sends nothing is a horizontal line at its last score."""
     groups = comparable_groups(runs)
     styles = plots.line_styles([group.label for group in groups])
@@ -134,7 +134,7 @@ def communication(runs: Sequence[Run], size: FigureSize) -> Figure:
     return finished(figure, ax, columns, runs[0].metric)
 
 
-def clients(runs: Sequence[Run], size: FigureSize) -> Figure:
+def clients(runs: Sequence[StoredRun], size: FigureSize) -> Figure:
     """One row per method: a stroke for each client, averaged over the seeds that have it, and a diamond at the mean."""
     groups, metric = comparable_groups(runs), runs[0].metric
     styles = plots.line_styles([group.label for group in groups])
@@ -152,14 +152,14 @@ def clients(runs: Sequence[Run], size: FigureSize) -> Figure:
     return figure
 
 
-def fairness(runs: Sequence[Run], size: FigureSize) -> Figure:
+def fairness(runs: Sequence[StoredRun], size: FigureSize) -> Figure:
     """Scores of clients from worst to best; the band is over seeds."""
     groups, metric = comparable_groups(runs), runs[0].metric
     lines = []
     for group in groups:
         points = group.ranked()
         if not points:
-            counts = sorted({len(run.scores.get(group.point, ())) for run in group.runs})
+            counts = sorted({len(run.last_scores.get(group.point, ())) for run in group.runs})
             found = ", ".join(clients_text(count) for count in counts)
             raise CoterieError(
                 f"{group.label}: fairness needs scores of the same number of clients in all seeds, got {found}"
@@ -180,7 +180,7 @@ def panels(size: FigureSize, count: int) -> tuple[Figure, list[Axes]]:
     return figure, axes
 
 
-def heads(runs: Sequence[Run], size: FigureSize) -> Figure:
+def heads(runs: Sequence[StoredRun], size: FigureSize) -> Figure:
     """The head weights of the last round, for the first seed of each method that reports them."""
     first = {group.label: group.run for group in comparable_groups(runs) if group.run.head_weights}
     if not first:
@@ -194,13 +194,13 @@ def heads(runs: Sequence[Run], size: FigureSize) -> Figure:
     return figure
 
 
-def partition(runs: Sequence[Run], size: FigureSize) -> Figure:
+def partition(runs: Sequence[StoredRun], size: FigureSize) -> Figure:
     """Training samples of each class on each client, as the area of a dot; one panel for each partition."""
     found = {dataset(run): run for run in reversed(runs)}
     figure, axes = panels(size, len(found))
     for ax, ((name, _), run) in zip(axes, reversed(found.items()), strict=False):
         if run.class_table is None:
-            raise CoterieError(f"{run.path}: {name} has no classes, so there is no partition of classes to draw")
+            raise CoterieError(f"{run.folder}: {name} has no classes, so there is no partition of classes to draw")
         counts = np.asarray(run.class_table.counts)
         across, up = np.nonzero(counts)
         cell = 72 * size.width / min(2, len(found)) / (max(counts.shape) + 3)  # points
@@ -214,7 +214,7 @@ def partition(runs: Sequence[Run], size: FigureSize) -> Figure:
     return figure
 
 
-KINDS: dict[str, Callable[[Sequence[Run], FigureSize], Figure]] = {
+KINDS: dict[str, Callable[[Sequence[StoredRun], FigureSize], Figure]] = {
     "curves": curves,
     "clients": clients,
     "fairness": fairness,

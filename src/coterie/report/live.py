@@ -71,14 +71,14 @@ class LivePage:
             for run in self.found.values():
                 run.refresh()
             self.looked = time.monotonic()
-        return sorted(self.found.values(), key=lambda run: (str(run.path.parent), place(run.section("command"))))
+        return sorted(self.found.values(), key=lambda run: (str(run.folder.parent), place(run.section("command"))))
 
     def news(self) -> Markup:
         """The part of the page that changes while runs are in progress."""
         runs = self.runs()
         words = f"{summary(runs)}{' Ended; this page is no longer served.' * self.ended}"
         parts = [tag("p", words, id="status", role="status", data_ended=self.ended)]
-        parts += [paragraph(f"{run.path}: {run.problem}", class_="note") for run in runs if run.problem]
+        parts += [paragraph(f"{run.folder}: {run.problem}", class_="note") for run in runs if run.problem]
         shown = [run for run in runs if not run.problem]
         if shown:
             parts.append(status_table(shown))
@@ -182,9 +182,9 @@ def status_row(run: FollowedRun, name: str) -> list[str]:
 
 def scores_text(run: FollowedRun) -> str:
     """Such as: 81.2 (64.0 to 93.1), of the number that the method reports."""
-    point = next((e.point for e in entries([run]) if run.scores.get(e.point)), "")
+    point = next((e.point for e in entries([run]) if run.last_scores.get(e.point)), "")
     if not point:
         return ""
-    values, written = [run.metric.factor * score.value for score in run.scores[point]], run.metric.written
+    values, written = [run.metric.factor * score.value for score in run.last_scores[point]], run.metric.written
     mean = sum(values) / len(values)
     return f"{written(mean, 1)} ({written(min(values), 1)} to {written(max(values), 1)})"

@@ -25,7 +25,7 @@ from coterie.report.sections.settings import configuration
 from coterie.report.sections.summary import summary
 from coterie.runs.disk import whole
 from coterie.runs.finding import open_runs
-from coterie.runs.run import Run
+from coterie.runs.stored_run import StoredRun
 
 PARTS = {
     "summary": (summary, "Summary"),
@@ -60,7 +60,7 @@ def write_page(content: str, path: Path) -> Path:
     return path
 
 
-def report(runs: Sequence[Run]) -> str:
+def report(runs: Sequence[StoredRun]) -> str:
     """The page. All runs must have one metric: charts and tables show them together."""
     by = list(dict.fromkeys(run.metric.words for run in runs))
     if len(by) > 1:
@@ -74,7 +74,7 @@ def report(runs: Sequence[Run]) -> str:
     return document(title, join(skip, top, tag("main", *made.values(), id="main"), foot))
 
 
-def heading(runs: Sequence[Run]) -> str:
+def heading(runs: Sequence[StoredRun]) -> str:
     """For example: FedPAC and Ditto on cifar10."""
     names = list(dict.fromkeys(e.label for e in entries(runs))) or [run.title for run in runs]
     datasets = list(dict.fromkeys(dataset(run)[0] for run in runs))
@@ -82,7 +82,7 @@ def heading(runs: Sequence[Run]) -> str:
     return f"{listed(names) if len(names) <= 5 else many} on {listed(datasets)}"
 
 
-def facts(runs: Sequence[Run]) -> str:
+def facts(runs: Sequence[StoredRun]) -> str:
     """Facts that all runs share, in one line."""
     common: list[list[str]] = []
     for run in runs:

@@ -10,7 +10,7 @@ from coterie.analysis.significance import Spread
 from coterie.core.metric_scale import MetricScale
 from coterie.report.charts import Series
 from coterie.report.naming import Reported, dataset, entries, named
-from coterie.runs.run import Run
+from coterie.runs.stored_run import StoredRun
 
 OverSeeds = list[tuple[float, list[float]]]  # x, and one y for each seed
 
@@ -23,7 +23,7 @@ class SeedGroup(NamedTuple):
     entries: tuple[Reported, ...]  # at least one
 
     @property
-    def run(self) -> Run:
+    def run(self) -> StoredRun:
         """The first of its runs, for what all seeds share."""
         return self.entries[0].run
 
@@ -32,7 +32,7 @@ class SeedGroup(NamedTuple):
         return self.entries[0].point
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[StoredRun]:
         return [entry.run for entry in self.entries]
 
     @property
@@ -48,14 +48,14 @@ class SeedGroup(NamedTuple):
         """(data, client) -> its score in each seed that has it, as shown."""
         found: dict[tuple[tuple[str, str], int], list[float]] = {}
         for run in self.runs:
-            for score in run.scores.get(self.point, ()):
+            for score in run.last_scores.get(self.point, ()):
                 found.setdefault((dataset(run), score.client), []).append(run.metric.factor * score.value)
         return found
 
     def ranked(self) -> OverSeeds:
         """(percent of clients, score of each seed) from the worst client to the best; empty if their numbers differ."""
         metric = self.run.metric
-        scores = [metric.from_worst(s.value for s in run.scores.get(self.point, ())) for run in self.runs]
+        scores = [metric.from_worst(s.value for s in run.last_scores.get(self.point, ())) for run in self.runs]
         number = len(scores[0])
         if not number or any(len(own) != number for own in scores):
             return []
@@ -63,7 +63,7 @@ class SeedGroup(NamedTuple):
         return [(100 * place / number, [metric.factor * v for v in values]) for place, values in places]
 
 
-def grouped(runs: Sequence[Run]) -> list[SeedGroup]:
+def grouped(runs: Sequence[StoredRun]) -> list[SeedGroup]:
     """What the runs report, with the seeds of a method together, in the order of the runs."""
     found: dict[str, list[Reported]] = {}
     for entry in entries(runs):
@@ -110,11 +110,11 @@ def score_cell(values: Sequence[float | None], metric: MetricScale) -> str:
     return with_interval(known, metric.written)
 
 
-def labeled_runs(runs: Sequence[Run]) -> dict[str, list[Run]]:
+def labeled_runs(runs: Sequence[StoredRun]) -> dict[str, list[StoredRun]]:
     """Name -> runs that differ only in their seed; a run that measured nothing is alone."""
     labels = {id(run): group.label for group in reversed(grouped(runs)) for run in group.runs}
     names = {id(run): name for run, name in named(runs)}
-    found: dict[str, list[Run]] = {}
+    found: dict[str, list[StoredRun]] = {}
     for run in runs:
         found.setdefault(labels.get(id(run), names[id(run)]), []).append(run)
     return found

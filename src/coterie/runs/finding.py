@@ -8,80 +8,38 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, count, groupby
 from pathlib import Path
 
-from torch import nn
-
 from coterie.analysis.outcomes import place, reference
 from coterie.core.errors import CoterieError
-from coterie.core.method import AnyMethod
-from coterie.core.task import Task
-from coterie.runs.config import check_config, read_config
-from coterie.runs.run import Run
+from coterie.runs.stored_run import StoredRun
 
 DEEP = 3  # levels of folders in which runs are searched
 MOST_FOLDERS = 2000  # other folders that are searched
 
 
-def load_run(
-    path: str | Path,
-    model: str | nn.Module | None = None,
-    trust_code: bool = False,
-    method: str | type[AnyMethod] | None = None,
-    task: str | type[Task] | None = None,
-) -> Run:
-    """Open a finished run by its folder, to use its models.
-
-    model: the network, if it is not built in: an object, or an import path package.module:Class.
-    trust_code: import whatever code config.json names. Only for folders that you trust as you trust that code.
-    method, task: the class of each or its import path, if it is not built in.
-
-    >>> model = coterie.load_run("runs/hospitals").personal_model("basel")  # doctest: +SKIP
-    """
-    path = Path(path)
-    if not path.is_dir():
-        raise CoterieError(f"{path}: no such folder")
-    if not is_started(path):
-        inner = started_in(path)
-        hint = f"; it holds several runs, name one of them: {', '.join(p.name for p in inner)}" if inner else ""
-        raise CoterieError(f"{path} is not a run folder{hint}")
-    config, run = read_config(path), Run(path, model, trust_code, method, task)
-    check_config(path, config)
-    if "deployment" in config and "ids" not in config["data"]:
-        raise CoterieError(
-            f"{path} is the folder of a federation's server; its devices have the models, each in its own run folder"
-        )
-    if not run.files.finished:
-        raise CoterieError(
-            f"{path}: this run is not finished, it has {min(len(run.rounds), run.planned)} of {run.planned} rounds; "
-            f"its clients have no models yet. `coterie resume {path}` continues it"
-        )
-    run.files.verify()
-    return run
-
-
-def open_run(path: str | Path) -> Run:
+def open_run(path: str | Path) -> StoredRun:
     """Open a run that may be unfinished or damaged, to report how it went. A modified file is an error."""
-    run = Run(path)
+    run = StoredRun(path)
     run.files.verify()
     return run
 
 
-def open_runs(paths: Iterable[str | Path]) -> list[Run]:
+def open_runs(paths: Iterable[str | Path]) -> list[StoredRun]:
     """The runs in these folders, each once. A folder of runs, as `coterie compare` leaves, stands for all of them."""
-    found: dict[Path, Run] = {}
+    found: dict[Path, StoredRun] = {}
     for path in map(Path, paths):
         for run in runs_of(path):
-            found.setdefault(run.path.resolve(), run)
+            found.setdefault(run.folder.resolve(), run)
     return list(found.values())
 
 
-def runs_of(path: Path) -> list[Run]:
+def runs_of(path: Path) -> list[StoredRun]:
     """The runs in one folder; those of a comparison in its order, with its reference."""
     runs = [open_run(folder) for folder in run_folders(path)]
     if is_run(path):
         return runs
     ordered = [
         run
-        for _, inside in groupby(runs, key=lambda run: run.path.parent)
+        for _, inside in groupby(runs, key=lambda run: run.folder.parent)
         for run in sorted(inside, key=lambda run: place(run.section("command")))
     ]
     for run in ordered:

@@ -14,7 +14,7 @@ from coterie.core.errors import CoterieError
 from coterie.data.partition import DAMAGED
 from coterie.runs.checksums import RunFiles
 from coterie.runs.disk import open_inside
-from coterie.runs.run import Run
+from coterie.runs.stored_run import StoredRun
 from coterie.runs.tables import ClientTable, Measures, add_clients, add_row, lines
 
 QUIET = 60.0  # seconds without a new round after which a run is stale, at least
@@ -31,11 +31,11 @@ class Growth(NamedTuple):
     header: tuple[str, ...] = ()
 
 
-class FollowedRun(Run):
+class FollowedRun(StoredRun):
     """A run whose tables are read as they grow: every call of `refresh` reads only what was added."""
 
-    def __init__(self, path: str | Path) -> None:
-        super().__init__(path)
+    def __init__(self, folder: str | Path) -> None:
+        super().__init__(folder)
         self.changed = 0.0  # when a file changed last
         self.problem = ""  # why it cannot be read
         self._signature: tuple[object, ...] = ()
@@ -56,7 +56,7 @@ class FollowedRun(Run):
         self._signature = signature
         for name in ("config", "metric", "result"):
             self.__dict__.pop(name, None)
-        self.files, self._missing = RunFiles(self.path), {}
+        self.files, self._missing = RunFiles(self.folder), {}
         try:
             tables = [(self._stat(name), growth) for name, growth in self._growth.items()]
             if any(now[0] != before.file or now[1] < before.read for now, before in tables):
@@ -74,7 +74,7 @@ class FollowedRun(Run):
     def _stat(self, name: str) -> tuple[int, int, int]:
         """Inode, size and time of a file; zeros if it is missing."""
         try:
-            found = os.lstat(self.path / name)
+            found = os.lstat(self.folder / name)
         except OSError:
             return 0, 0, 0
         self.changed = max(self.changed, found.st_mtime)
@@ -83,7 +83,7 @@ class FollowedRun(Run):
     def _added(self, name: str) -> list[dict[str, str]]:
         """The complete lines that were added to a table."""
         try:
-            with open_inside(self.path, name) as file:
+            with open_inside(self.folder, name) as file:
                 before = self._growth[name]
                 file.seek(before.read)
                 content = file.read()

@@ -100,14 +100,25 @@ class ModelFiles:
 
     def tensors(self, name: str) -> tree.Tree:
         try:
+            return load(self._content(name))
+        except SafetensorError as error:
+            raise self.files.damaged(f"models/{name}", error) from None
+
+    def _content(self, name: str) -> bytes:
+        try:
             content = read_inside(self.files.folder, f"models/{name}")
-            if sha256(content) != self.sums.get(name):
-                raise self.files.damaged(f"models/{name}", f"its checksum is not the one in {SUMS}")
-            return load(content)
         except FileNotFoundError:
             raise self.files.damaged(f"models/{name}", "it is missing") from None
-        except (OSError, SafetensorError) as error:
+        except OSError as error:
             raise self.files.damaged(f"models/{name}", error) from None
+        if sha256(content) != self.sums.get(name):
+            raise self.files.damaged(f"models/{name}", f"its checksum is not the one in {SUMS}")
+        return content
+
+    def verify(self) -> None:
+        """Check all files."""
+        for name in self.sums:
+            self._content(name)
 
     def filled(self, name: str, form: T) -> T:
         """The tensors of a file in a tree of this form."""

@@ -17,10 +17,10 @@ from coterie.models import build_model
 from coterie.runs.config import made_method, made_task
 
 if TYPE_CHECKING:
-    from coterie.runs.run import Run
+    from coterie.runs.stored_run import StoredRun
 
 
-def rebuilt_method(run: Run) -> AnyMethod:
+def rebuilt_method(run: StoredRun) -> AnyMethod:
     section, own = run.section("method"), run.own_method
     if own is None and is_code(section["class"]):
         trust(run, "method", section["class"])
@@ -31,7 +31,7 @@ def rebuilt_method(run: Run) -> AnyMethod:
     return method if policy == AVERAGED else keep_norms(method, policy, run.model)
 
 
-def rebuilt_task(run: Run) -> Task:
+def rebuilt_task(run: StoredRun) -> Task:
     section, own = run.section("task"), run.own_task
     if own is None and is_code(str(section.get("class", ""))):
         trust(run, "task", section["class"])
@@ -40,7 +40,7 @@ def rebuilt_task(run: Run) -> Task:
         return made_task(section, run.classes, own)
 
 
-def rebuilt_model(run: Run) -> Model:
+def rebuilt_model(run: StoredRun) -> Model:
     """The network with the weights that all clients started from."""
     start = run.model_files.tensors("start.safetensors")
     frozen = run.model_files.tensors("frozen.safetensors") if "frozen.safetensors" in run.model_files.sums else {}
@@ -53,20 +53,20 @@ def rebuilt_model(run: Run) -> Model:
     model = model.to("cpu", dtype)
     if {name: t.shape for name, t in model.initial.items()} != {name: t.shape for name, t in initial.items()}:
         raise CoterieError(
-            f"{run.path}: the network has other weights than the one that was trained, or freezes others "
+            f"{run.folder}: the network has other weights than the one that was trained, or freezes others "
             "(requires_grad=False); was its code changed?"
         )
     return model.begin_from(initial)
 
 
-def network_of(run: Run) -> str | nn.Module:
+def network_of(run: StoredRun) -> str | nn.Module:
     """The network that the user gave, or the name in config.json."""
     if run.own_model is not None:
         return run.own_model
     name: str | None = run.section("network")["name"]
     if name is None:
         raise CoterieError(
-            f"{run.path}: the network was a Python object, so it cannot be rebuilt by name. Pass it as "
+            f"{run.folder}: the network was a Python object, so it cannot be rebuilt by name. Pass it as "
             "coterie.load_run(path, model=network), or --model package.module:Class. Runs that were started with such "
             "a name can be loaded without it"
         )
@@ -75,8 +75,8 @@ def network_of(run: Run) -> str | nn.Module:
     return name
 
 
-def trust(run: Run, what: str, name: str) -> None:
+def trust(run: StoredRun, what: str, name: str) -> None:
     """Import code that config.json names, if the user allows it."""
     if not run.trust_code:
-        raise untrusted(run.path, f"--{what}", name)
+        raise untrusted(run.folder, f"--{what}", name)
     trusted(what, name, run.config.get("command"))

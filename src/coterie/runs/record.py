@@ -28,23 +28,16 @@ READ = ("config", "metrics_table", "client_table", "head_weights", "class_table"
 class RunRecord:
     """How a run went. Every file is read and verified when it is first needed.
 
-    `config`, `rounds`, `scores`, `result`, ... are empty where a file is missing or unreadable, and `missing` says why.
+    `config`, `rounds`, `last_scores`, `result`, ... are empty where a file is missing or unreadable, and `missing` says
+    why.
     """
 
     reference = ""  # the outcome that the other runs of its comparison were tested against
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self.files = RunFiles(self.path)
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.files = RunFiles(self.folder)
         self._missing: dict[str, str] = {}  # file -> what is wrong with it
-
-    def __repr__(self) -> str:
-        state = "finished" if self.files.finished else "not finished"
-        data = self.section("data")
-        return (
-            f"Run of {self.title} on {data.get('name', 'unknown data')}, {data.get('clients', '?')} clients, "
-            f"{min(len(self.rounds), self.planned)} of {self.planned} rounds, {state}, in {self.path}"
-        )
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
@@ -90,7 +83,7 @@ class RunRecord:
     @cached_property
     def partition(self) -> Partition | None:
         """None if the run was given data that were partitioned already."""
-        path = self.path / "partition.npz"
+        path = self.folder / "partition.npz"
         return self._optional(path.name, lambda content: Partition.read(io.BytesIO(content), path), always=False)
 
     @cached_property
@@ -123,7 +116,7 @@ class RunRecord:
     @property
     def title(self) -> str:
         """The method's name."""
-        return str(self.section("method").get("name") or self.path.name)
+        return str(self.section("method").get("name") or self.folder.name)
 
     @property
     def seed(self) -> int:
@@ -135,7 +128,7 @@ class RunRecord:
         return integer(self.section("federation").get("rounds"))
 
     @property
-    def scores(self) -> Mapping[str, Sequence[tables.Score]]:
+    def last_scores(self) -> Mapping[str, Sequence[tables.Score]]:
         """Point -> the test scores of clients when last measured."""
         return self.client_table.last
 
@@ -156,7 +149,7 @@ class RunRecord:
     def _optional(self, name: str, read: Callable[[bytes], T], always: bool = True, verified: bool = True) -> T | None:
         """The file as read, or None. always: every run has it. verified: it has a checksum."""
         try:
-            return read(self.files.read(name) if verified else read_inside(self.path, name))
+            return read(self.files.read(name) if verified else read_inside(self.folder, name))
         except FileNotFoundError:
             if always:
                 self._missing[name] = "is missing"

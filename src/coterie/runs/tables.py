@@ -80,9 +80,9 @@ def measures(record: Round) -> dict[str, Any]:
         "left_out": " ".join(map(str, record.left_out)),
         "bytes_up": record.bytes_up,
         "bytes_down": record.bytes_down,
-        **{f"seconds_{phase}": round(seconds, 4) for phase, seconds in record.seconds.items()},
+        **{f"seconds_{phase}": round(record.seconds[phase], 4) for phase in PHASES if phase in record.seconds},
     }
-    for point, split in record.scores:
+    for point, split in sorted(record.scores, key=lambda at: (at[1], list(POINTS).index(at[0]))):  # as in the file
         summary = record.summary(point, split)._asdict()  # NaN if no client has samples: an empty cell
         stored = {name: record.metric.stored(v) for name, v in summary.items() if not math.isnan(v)}
         row |= {f"{prefix(split)}{point}_{name}": value for name, value in stored.items()}

@@ -13,7 +13,7 @@ from coterie.report.elements import folded, paragraph, table
 from coterie.report.markup import Markup, join, tag
 from coterie.report.naming import client_label
 from coterie.report.seeds import SeedGroup, score_cell
-from coterie.runs.run import Run
+from coterie.runs.stored_run import StoredRun
 
 MOST_CLASSES = 30  # in a confusion matrix
 MOST_CELLS = 60_000  # of confusion matrices of clients; keeps a report below a megabyte
@@ -38,12 +38,12 @@ def class_view(groups: Sequence[SeedGroup]) -> Markup:
     )
 
 
-def class_names(run: Run, count: int) -> tuple[str, ...]:
+def class_names(run: StoredRun, count: int) -> tuple[str, ...]:
     table_of = run.class_table
     return table_of.names if table_of and len(table_of.names) == count else tuple(map(str, range(count)))
 
 
-def confusion(run: Run) -> Counts | None:
+def confusion(run: StoredRun) -> Counts | None:
     """(K, K) of all clients: row = label, column = prediction; None if result.json has none."""
     try:
         counts: Counts = np.array((run.result or {}).get("confusion"), np.int64)

@@ -17,7 +17,7 @@ from coterie.report.markup import Markup, join, tag
 from coterie.report.naming import WORDS, Reported, client_label
 from coterie.report.sections.rounds import band_words, interval_words
 from coterie.report.seeds import SeedGroup, grouped, series, with_interval
-from coterie.runs.run import Run
+from coterie.runs.stored_run import StoredRun
 from coterie.runs.tables import Score
 
 WORST = "worst 10 %"
@@ -25,14 +25,15 @@ SPREAD = ("by samples", "lowest", "median", "highest")  # of methods, in additio
 BY_SAMPLES = "By samples: every sample counts the same."
 
 
-def clients(runs: Sequence[Run]) -> Markup:
+def clients(runs: Sequence[StoredRun]) -> Markup:
     """Scores of individual clients, and how evenly they are spread."""
-    groups = [g for g in grouped(runs) if any(run.scores.get(g.point) for run in g.runs)]
+    groups = [g for g in grouped(runs) if any(run.last_scores.get(g.point) for run in g.runs)]
     if not groups:
         return join()
     metric = runs[0].metric
     if len(runs) == 1:
-        columns = {WORDS[point]: runs[0].scores[point] for point in POINTS if runs[0].scores.get(point)}
+        (run,) = runs
+        columns = {WORDS[point]: run.last_scores[point] for point in POINTS if run.last_scores.get(point)}
         figures = [*(sorted_clients(g.entries[0]) for g in groups), fairness(columns, metric)]
     else:
         figures = [ranked_clients(groups, metric), fairness_of_methods(groups, metric)]
@@ -54,7 +55,7 @@ def fairness(columns: Mapping[str, Sequence[Score]], metric: MetricScale) -> Mar
 
 def fairness_of_methods(groups: Sequence[SeedGroup], metric: MetricScale) -> Markup:
     """How evenly scores are spread; one row per method, with means and intervals over seeds."""
-    found = {g.label: [spread(s, metric) for run in g.runs if (s := run.scores.get(g.point))] for g in groups}
+    found = {g.label: [spread(s, metric) for run in g.runs if (s := run.last_scores.get(g.point))] for g in groups}
     rows = [
         [label, *(with_interval([one[name] for one in own], metric.written) for name in SPREAD)]
         for label, own in found.items()
@@ -99,7 +100,7 @@ def ranked_clients(groups: Sequence[SeedGroup], metric: MetricScale) -> Markup:
 
 def sorted_clients(entry: Reported) -> Markup:
     metric = entry.run.metric
-    scores = sorted(entry.run.scores[entry.point], key=lambda s: s.value, reverse=not metric.higher)
+    scores = sorted(entry.run.last_scores[entry.point], key=lambda s: s.value, reverse=not metric.higher)
     values = [metric.factor * s.value for s in scores]
     mean, tenth = sum(values) / len(values), worst_tenth(len(values))
     row = ChartRow(entry.name, values, [tip(entry, s) for s in scores])
@@ -131,7 +132,7 @@ def client_table(groups: Sequence[SeedGroup]) -> Markup:
     """One row per client, one column per method; of several seeds, mean and interval."""
     metric = groups[0].run.metric
     several = max(len(group.entries) for group in groups) > 1
-    own = [[{s.client: s for s in run.scores.get(g.point, ())} for run in g.runs] for g in groups]
+    own = [[{s.client: s for s in run.last_scores.get(g.point, ())} for run in g.runs] for g in groups]
     ids = sorted({client for seeds in own for scores in seeds for client in scores})
     rows = [
         [

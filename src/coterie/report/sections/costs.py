@@ -10,11 +10,11 @@ from coterie.report.charts import ChartRow, Series
 from coterie.report.elements import chart_figure, folded, grid, legend, section, table
 from coterie.report.markup import Markup, join, tag
 from coterie.report.seeds import SeedGroup, common, grouped, series, trained, with_interval
-from coterie.runs.run import Run
+from coterie.runs.stored_run import StoredRun
 from coterie.runs.tables import PHASES
 
 
-def costs(runs: Sequence[Run]) -> Markup:
+def costs(runs: Sequence[StoredRun]) -> Markup:
     """Traffic and time; for a comparison, scores over megabytes, with the rest folded."""
     groups = grouped(runs)
     each = trained(groups)
@@ -65,7 +65,7 @@ def megabytes(found: Sequence[SeedGroup]) -> Markup:
     return table("Sent, MB", ["method", "up", "down", "both"], rows)
 
 
-def summed(run: Run, start: str) -> list[tuple[float, float]]:
+def summed(run: StoredRun, start: str) -> list[tuple[float, float]]:
     """(round, cumulative MB)"""
     total, found = 0.0, []
     for number, row in run.rounds.items():

@@ -14,7 +14,7 @@ from coterie.report.elements import figure, folded, listed, paragraph, section, 
 from coterie.report.markup import Markup, join, tag
 from coterie.report.naming import client_label, dataset
 from coterie.report.row_charts import histogram
-from coterie.runs.run import Run
+from coterie.runs.stored_run import StoredRun
 from coterie.runs.tables import ClassTable
 
 PICTURE = 250_000  # characters of a partition's picture; keeps a report below a megabyte
@@ -22,9 +22,9 @@ CLIENTS = 200  # small histograms
 MOST_SHOWN = 40  # histograms that are shown without unfolding them
 
 
-def data(runs: Sequence[Run]) -> Markup:
+def data(runs: Sequence[StoredRun]) -> Markup:
     """The data of the clients, once for runs on the same data; partitions after the first are folded."""
-    kinds: dict[tuple[str, str], list[Run]] = {}
+    kinds: dict[tuple[str, str], list[StoredRun]] = {}
     for run in runs:
         kinds.setdefault(dataset(run), []).append(run)
     drawn = [made for same in kinds.values() if (made := join(portrait(same[0]), histograms(same)))]
@@ -32,7 +32,7 @@ def data(runs: Sequence[Run]) -> Markup:
     return section("data", "Data", drawn[0], *more) if drawn else join()
 
 
-def portrait(run: Run) -> Markup:
+def portrait(run: StoredRun) -> Markup:
     """The partition's picture as an image, so that its scripts cannot run and its style stays separate."""
     if not run.section("data") and not run.picture:
         return join()
@@ -55,7 +55,7 @@ def portrait(run: Run) -> Markup:
     )
 
 
-def histograms(same: Sequence[Run]) -> Markup:
+def histograms(same: Sequence[StoredRun]) -> Markup:
     """The classes of each client, and as outlines those that a method makes of them (FedReG, figure 4)."""
     run = next((run for run in same if run.class_table), None)
     if run is None or run.class_table is None:
@@ -86,7 +86,7 @@ def histograms(same: Sequence[Run]) -> Markup:
     return made if shown else folded("Classes of every client", made)
 
 
-def trained_on(run: Run, classes: ClassTable) -> NDArray[np.int64] | None:
+def trained_on(run: StoredRun, classes: ClassTable) -> NDArray[np.int64] | None:
     """(m, K) samples of each class that the method trains on; None if these are the clients' own."""
     try:
         found = run.method.training_classes(torch.from_numpy(classes.counts))

@@ -13,14 +13,14 @@ from coterie.report.markup import Markup, join, tag
 from coterie.report.naming import client_label, named
 from coterie.report.seeds import labeled_runs
 from coterie.runs.head_weights import HeadWeights
-from coterie.runs.run import Run
+from coterie.runs.stored_run import StoredRun
 
 CELLS = 400_000  # in all heat maps together; keeps a report below a megabyte
 MOST_METHODS = 3  # of which head weights are shown without unfolding them
 CLIENTS = 200  # in one heat map
 
 
-def head_weights(runs: Sequence[Run]) -> Markup:
+def head_weights(runs: Sequence[StoredRun]) -> Markup:
     """Head-weight heat maps of every round: of the first seed of each method, and folded, of the others."""
     names = {id(run): name for run, name in named(runs)}
     found = [run for run in runs if run.head_weights]
@@ -42,7 +42,7 @@ def largest(weights: Sequence[HeadWeights]) -> int:
     return max(len(w.clients) for w in weights)
 
 
-def heat(run: Run, name: str, cells: int) -> Markup:
+def heat(run: StoredRun, name: str, cells: int) -> Markup:
     weights = run.head_weights
     shown = thinned(weights, cells)
     read = [

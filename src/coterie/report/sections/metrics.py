@@ -14,13 +14,13 @@ from coterie.report.naming import client_label
 from coterie.report.sections.classes import class_view
 from coterie.report.sections.rounds import interval_words
 from coterie.report.seeds import SeedGroup, grouped, score_cell, trained
-from coterie.runs.run import Run
+from coterie.runs.stored_run import StoredRun
 
 Numbers = Mapping[str, Mapping[str, Mapping[str, Any]]]
 KINDS = {"mean": "mean", "worst10": "worst 10 %"}
 
 
-def metrics(runs: Sequence[Run]) -> Markup:
+def metrics(runs: Sequence[StoredRun]) -> Markup:
     """All metrics after the last round: of each method, each client and each class."""
     every = grouped(runs)
     groups = [own_models(g, every) for g in trained(every) if any(numbers_of(run) for run in g.runs)]
@@ -54,7 +54,7 @@ def headings(scales: Mapping[str, MetricScale]) -> list[str]:
     return [scale.heading for scale in scales.values()]
 
 
-def numbers_of(run: Run) -> Numbers:
+def numbers_of(run: StoredRun) -> Numbers:
     """Model -> metric -> mean and worst10, as far as result.json has them."""
     found = (run.result or {}).get("metrics")
     models = found if isinstance(found, dict) else {}
@@ -84,7 +84,7 @@ def number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def scales_of(run: Run, names: Sequence[str]) -> dict[str, MetricScale]:
+def scales_of(run: StoredRun, names: Sequence[str]) -> dict[str, MetricScale]:
     """The scale of each metric; of a task whose code is not loaded, values as they are."""
     try:
         known = {metric.name: metric.scale for metric in run.task.metrics}
@@ -99,7 +99,7 @@ def client_metrics(groups: Sequence[SeedGroup], scales: Mapping[str, MetricScale
     return folded("Every client", *made) if made else join()
 
 
-def personal(run: Run) -> Mapping[int, Mapping[str, float]]:
+def personal(run: StoredRun) -> Mapping[int, Mapping[str, float]]:
     """Client -> metric -> value of its own model; empty for a run that has not finished."""
     return run.client_metrics.get(PERSONAL, {}) if run.result else {}
 

@@ -14,10 +14,10 @@ from coterie.report.elements import chart_figure, folded, grid, legend, section,
 from coterie.report.markup import Markup, join
 from coterie.report.naming import WORDS
 from coterie.report.seeds import SeedGroup, common, grouped, series, trained, with_interval
-from coterie.runs.run import Run
+from coterie.runs.stored_run import StoredRun
 
 
-def over_rounds(runs: Sequence[Run]) -> Markup:
+def over_rounds(runs: Sequence[StoredRun]) -> Markup:
     """Curves over rounds: what all methods report in one chart, then all points of each training."""
     groups = grouped(runs)
     each = trained(groups)
@@ -79,11 +79,11 @@ def point_curves(group: SeedGroup, look: charts.ChooseLook) -> Markup:
     return curves(group.label, f"{about}{band_words([group])}", shown, group.run.metric, numbers)
 
 
-def least(shown: Sequence[Series], runs: Sequence[Run]) -> Markup:
+def least(shown: Sequence[Series], runs: Sequence[StoredRun]) -> Markup:
     shown = [s for s in shown if s.points]
     if not shown:
         return join()
-    counts = [len(scores) for run in runs for scores in run.scores.values() if scores]
+    counts = [len(scores) for run in runs for scores in run.last_scores.values() if scores]
     size = f" ({worst_tenth_text(counts)})" if counts else ""
     metric = runs[0].metric
     side = "lowest" if metric.higher else "highest"

@@ -10,15 +10,15 @@ from coterie.report.elements import folded, paragraph, section, table
 from coterie.report.markup import Markup, join, tag
 from coterie.report.naming import flat, named
 from coterie.report.seeds import labeled_runs
-from coterie.runs.run import Run
+from coterie.runs.stored_run import StoredRun
 
 MANY = 8  # values of a setting that are shown
 
 
-def configuration(runs: Sequence[Run]) -> Markup:
+def configuration(runs: Sequence[StoredRun]) -> Markup:
     """The configuration: where it ran, then the settings that differ, then all. Seeds of a method are one column."""
     columns = labeled_runs(runs)
-    found = [[{"folder": str(run.path), **flat(run.config)} for run in group] for group in columns.values()]
+    found = [[{"folder": str(run.folder), **flat(run.config)} for run in group] for group in columns.values()]
     keys = list(dict.fromkeys(key for group in found for own in group for key in own))
     rows = [[key, *(joined([shown(own.get(key)) for own in group]) for group in found)] for key in keys]
     facts = [row for row in rows if row[0] == "folder" or row[0].startswith("ran.")]
@@ -38,7 +38,7 @@ def configuration(runs: Sequence[Run]) -> Markup:
     return section("settings", "What was run", *made, logs(runs))
 
 
-def logs(runs: Sequence[Run]) -> Markup:
+def logs(runs: Sequence[StoredRun]) -> Markup:
     """The end of each log, folded; of several runs, in one more fold."""
     made = [
         folded(f"Log of {name}", tag("pre", run.log[-20_000:], tabindex="0")) for run, name in named(runs) if run.log

@@ -17,10 +17,10 @@ from coterie.report.naming import Reported, client_label, comparable, dataset, e
 from coterie.report.sections.clients import tip
 from coterie.report.seeds import SeedGroup, grouped, with_interval
 from coterie.report.shortfalls import shortfalls
-from coterie.runs.run import Run
+from coterie.runs.stored_run import StoredRun
 
 
-def summary(runs: Sequence[Run]) -> Markup:
+def summary(runs: Sequence[StoredRun]) -> Markup:
     """The main numbers: tiles for one run, tables for several."""
     notes = [paragraph(note, class_="note") for run in runs for note in remarks(run, len(runs) > 1)]
     found = entries(runs)
@@ -30,9 +30,9 @@ def summary(runs: Sequence[Run]) -> Markup:
     return section("summary", "Summary", *notes, grid([all_clients(grouped(runs)), *filter(None, tests)]), *scores)
 
 
-def remarks(run: Run, several: bool) -> list[str]:
+def remarks(run: StoredRun, several: bool) -> list[str]:
     """Remarks on unfinished and incomplete runs."""
-    name = f"{run.title} ({run.path.name})" if several else "This run"
+    name = f"{run.title} ({run.folder.name})" if several else "This run"
     found = []
     if run.result is None:
         after = f"after round {max(run.rounds)}" if run.rounds else "before its first round ended"
@@ -72,7 +72,7 @@ def tiles(found: Sequence[Reported]) -> Markup:
 
 
 def worst_words(entry: Reported) -> str:
-    scores = entry.run.scores.get(entry.point)
+    scores = entry.run.last_scores.get(entry.point)
     return f" ({worst_tenth_text([len(scores)])})" if scores else ""
 
 
@@ -124,7 +124,7 @@ def reference(group: Sequence[Reported]) -> str | None:
 
 def outcome(entry: Reported) -> dict[str, Any]:
     """An entry in the form of `coterie compare`."""
-    run, scores = entry.run, entry.run.scores.get(entry.point, [])
+    run, scores = entry.run, entry.run.last_scores.get(entry.point, [])
     chosen = [o.get("best_by_validation") for o in results(run) if o.get("measured") == POINTS[entry.point]]
     return {
         "method": entry.label,
@@ -172,7 +172,7 @@ def all_clients(groups: Sequence[SeedGroup]) -> Markup:
 def client_strip(group: SeedGroup) -> ChartRow:
     metric, point = group.run.metric, group.point
     if len(group.entries) == 1:
-        entry, scores = group.entries[0], group.run.scores[point]
+        entry, scores = group.entries[0], group.run.last_scores[point]
         return ChartRow(group.label, [metric.factor * s.value for s in scores], [tip(entry, s) for s in scores],
                         group.look.color)  # fmt: skip
     found = group.client_scores()

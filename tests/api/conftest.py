@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from tests.personal.conftest import made
+
+__all__ = ["made"]
