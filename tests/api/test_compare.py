@@ -215,6 +215,31 @@ def test_the_best_is_bold_and_differences_are_marked() -> None:
     assert "seeds" not in table.note.split("†")[0]  # one run each: no interval
 
 
+def by_seed(means: dict[str, list[float]]) -> coterie.Comparison:
+    """Methods with two clients, the second 10 points better, and these means for each seed."""
+    rows = [
+        {"method": name, "seed": seed, "mean": mean, "worst10": mean - 0.05, "megabytes": 1.0, "content": "d",
+         "clients": [0, 1], "scores": [mean - 0.05, mean + 0.05]}
+        for name, own in means.items() for seed, mean in enumerate(own)
+    ]  # fmt: skip
+    return coterie.Comparison(rows, "toy", 2)
+
+
+def test_plus_minus_means_the_interval_everywhere() -> None:
+    """0.58, 0.61 and 0.64: standard deviation 3 points, interval 4.3027 · 3 / √3."""
+    found = by_seed({"A": [0.58, 0.61, 0.64], "B": [0.5, 0.5, 0.5]})
+    assert "  A: 61.00 ± 7.45 %\n" in repr(found)
+    scores, _ = found.text_tables()
+    assert dict(zip(scores.header, scores.rows[0], strict=True)) == {
+        "method": "A", "accuracy": "61.00 ± 7.45", "SD": "3.00", "worst 10 % (1 client)": "56.00 ± 7.45",
+        "MB sent": "1.00 ± 0.00"}  # fmt: skip
+    assert "±: half of the 95 % interval (Student's t) over 3 seeds, SD: their standard deviation" in scores.note
+    assert found.publication().rows[0] == ["A", "61.00 ± 7.45", "56.00 ± 7.45"]
+    assert found.table().loc[0, "accuracy ±"] == pytest.approx(7.4524, abs=1e-4)
+    alone = by_seed({"A": [0.58], "B": [0.5]})
+    assert "±" not in repr(alone) + str(alone.text_tables()[0])
+
+
 def test_latex(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = table_of(
         folder, capsys, "--format", "latex", "--caption", "A & B", "--label", "tab:a", "--columns", "accuracy,megabytes"

@@ -202,7 +202,7 @@ def test_runs_beside_each_other(folders: Path) -> None:
         (outcome,) = result["outcomes"]
         assert shown[method]["accuracy"] == f"{100 * outcome['last']['mean']:.2f}"
         assert shown[method]["worst 10 % (1 client)"] == f"{100 * outcome['last']['worst10']:.2f}"
-        assert shown[method]["± clients"] == f"{100 * outcome['last']['std']:.2f}"
+        assert shown[method]["SD clients"] == f"{100 * outcome['last']['std']:.2f}"
         sent = (result["bytes_up"] + result["bytes_down"]) / 1e6
         assert float(shown[method]["MB sent"]) == pytest.approx(sent, abs=6e-3)
         assert float(shown[method]["seconds"]) == pytest.approx(sum(result["seconds"].values()), abs=0.02)
@@ -270,7 +270,7 @@ def test_seeds_are_one_method_and_settings_are_not(tmp_path: Path) -> None:
         settings = {"rounds": 1, "local_epochs": 1, **change}
         coterie.run("fedpac", toy.toy(augmented=False), "mlp", backend=toy.IN_TURN, out=tmp_path / name, **settings)
     seeds = page(tmp_path / "first", tmp_path / "again")
-    (line,) = seeds.table("method", "accuracy", "95 %")
+    (line,) = seeds.table("method", "accuracy", "SD")
     assert line["method"] == "FedPAC"
     assert "±" in line["accuracy"]
     assert {"FedPAC, seed 0", "FedPAC, seed 1"} <= set(re.findall(r"FedPAC, seed \d", seeds.text))
@@ -323,7 +323,7 @@ def test_seeds_with_partitions_of_their_own_are_one_method(tmp_path: Path) -> No
         data = coterie.load_clients(num_clients=3, local_size=20, test_size=10, partition_seed="vary", seed=seed)
         coterie.run("local", data, "linear", rounds=1, seed=seed, out=tmp_path / str(seed), progress=False)
     made = page(tmp_path / "0", tmp_path / "1")
-    (line,) = made.table("method", "accuracy", "95 %")
+    (line,) = made.table("method", "accuracy", "SD")
     assert line["method"] == "Local"
     assert "Accuracy of every client" not in [t[0][0] for t in made.tables]
     assert not [t for t in made.tables if t[0] == ["client", "Local"]]
@@ -335,7 +335,7 @@ def test_other_first_weights_with_the_same_seed_are_told_apart(tmp_path: Path) -
         settings = {"rounds": 1, "local_epochs": 1, "seed": seed, "out": tmp_path / f"{weights}-{seed}"}
         coterie.run("fedpac", toy.toy(), toy.network(seed=weights), backend=toy.IN_TURN, **settings)
     starts = [read(tmp_path / f"{w}-{seed}").config["model"]["start"] for w, seed in runs if seed == 0]
-    shown = page(tmp_path).table("method", "accuracy", "95 %")
+    shown = page(tmp_path).table("method", "accuracy", "SD")
     assert [r["method"] for r in shown] == [f"FedPAC, start {start[:7]}" for start in starts]
 
 

@@ -11,7 +11,7 @@ from coterie.papers.results import load
 from tools.ledger.readme import table
 
 FILE = "leaderboard.json"
-HEADER = ["method", "family", "accuracy", "± clients", "worst client", "measured", "MB sent", "seconds"]
+HEADER = ["method", "family", "accuracy", "SD clients", "worst client", "measured", "MB sent", "seconds"]
 
 
 def blocks(folder: Path) -> dict[str, str]:

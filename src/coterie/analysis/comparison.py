@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WORST = "worst 10 %"
-SHOWN = {"± clients": "std", WORST: "worst10", "before": "pre", "after": "post", "global": "global"}
+INTERVAL = "±: half of the 95 % interval (Student's t)"
+SHOWN = {"SD clients": "std", WORST: "worst10", "before": "pre", "after": "post", "global": "global"}
 SHOWN |= {"by validation": "best_by_validation", **{name: key for key, name in NEW.items()}}
 
 Row = Mapping[str, Any]
@@ -126,7 +127,7 @@ class Comparison:
                 [
                     "method",
                     metric.words,
-                    *(["95 %"] if many else []),
+                    *(["SD"] if many else []),
                     *(f"{name} ({worst_tenth_text(tested)})" if name == WORST else name for name in used),
                     *(["ε"] if private else []),
                     "MB sent",
@@ -135,7 +136,7 @@ class Comparison:
                     [
                         name,
                         cell(group, "mean", metric),
-                        *([interval(group, metric)] if many else []),
+                        *([deviation(group, metric)] if many else []),
                         *(cell(group, key, metric) for key in used.values()),
                         *([privacy(group)] if private else []),
                         cell(group, "megabytes"),
@@ -170,7 +171,8 @@ class Comparison:
         unit = " %" * self.metric.share
         methods = "\n".join(f"  {n}: {cell(group, 'mean', self.metric)}{unit}" for n, group in self.groups().items())
         seeds = f"{self.seeds} seed{'' if self.seeds == 1 else 's'}"
-        return f"Comparison on {self.data}, {clients_text(self.num_clients)}, {seeds}\n{methods}"
+        interval = " (±: half of the 95 % interval)" if self.seeds > 1 else ""
+        return f"Comparison on {self.data}, {clients_text(self.num_clients)}, {seeds}{interval}\n{methods}"
 
     def _repr_html_(self) -> str:
         return "".join(as_html(table) for table in self.text_tables())
@@ -184,11 +186,11 @@ def over_seeds(outcomes: Sequence[Row], seeds: int) -> str:
         if several
         else "the partition is the same, so the interval does not include its choice (--partition-seed vary does)"
     )
-    return f"; mean ± standard deviation of {seeds} seeds, and the 95 % interval (Student's t); {includes}"
+    return f"; {INTERVAL} over {seeds} seeds, SD: their standard deviation; {includes}"
 
 
 def cell(group: Sequence[Row], key: str, metric: MetricScale | None = None) -> str:
-    """Mean ± standard deviation of a score, or of another number if there is no metric."""
+    """Mean ± half of the 95 % interval of a score, or of another number if there is no metric."""
     values = [o[key] for o in group if o.get(key) is not None]
     return spread_text(values, metric) if values else "-"
 
@@ -199,13 +201,14 @@ def privacy(group: Sequence[Row]) -> str:
     return f"{max(found):.4g}" if found else "-"
 
 
-def interval(group: Sequence[Row], metric: MetricScale) -> str:
-    half = Spread.of([metric.factor * o["mean"] for o in group]).half
-    return "-" if half is None else f"±{metric.written(half)}"
+def deviation(group: Sequence[Row], metric: MetricScale) -> str:
+    """The standard deviation over seeds."""
+    std = Spread.of([metric.factor * o["mean"] for o in group]).std
+    return "-" if std is None else metric.written(std)
 
 
 def spread_text(values: Sequence[float], metric: MetricScale | None) -> str:
-    """Mean ± standard deviation."""
+    """Mean ± half of the 95 % interval."""
     found, written = Spread.of([metric.factor * v for v in values] if metric else values), metric or ACCURACY_SCALE
     mean = written.written(found.mean)
-    return mean if found.std is None else f"{mean} ± {written.written(found.std)}"
+    return mean if found.half is None else f"{mean} ± {written.written(found.half)}"

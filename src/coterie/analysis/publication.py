@@ -41,7 +41,7 @@ def columns_of(metric: MetricScale) -> dict[str, TableColumn]:
     places = {
         metric.name: ("mean", metric.words),
         "worst10": ("worst10", "worst 10 %"),
-        "std_clients": ("std", "± clients"),
+        "std_clients": ("std", "SD clients"),
         "by_samples": ("by_samples", "by samples"),
         "before": ("pre", "before"),
         "after": ("post", "after"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coterie.analysis.comparison import spread_text
+from coterie.analysis.comparison import INTERVAL, spread_text
 from coterie.analysis.significance import Spread
 from coterie.analysis.tables import TextTable
 from coterie.api.variations import Candidate, shown
@@ -82,18 +82,26 @@ class Tuned:
 
     def table(self) -> TextTable:
         share = "validation samples of their own" if self.share is None else f"{100 * self.share:g} % of the training"
-        over = f"; mean ± standard deviation of {len(self.seeds)} seeds" if len(self.seeds) > 1 else ""
+        several = len(self.seeds) > 1
+        over = f"; {INTERVAL} over {len(self.seeds)} seeds, SD: their standard deviation" if several else ""
         note = (
             f"validation: {self.metric.heading}, mean over clients on {share} samples, after the last round, "
             f"{POINTS[self.point]}{over}. No test sample was used."
         )
         rows = [
-            [str(rank), shown(s.settings), cell(s, self.metric), str(s.rounds), f"{s.seconds:.1f}"]
+            [
+                str(rank),
+                shown(s.settings),
+                cell(s, self.metric),
+                *([deviation(s, self.metric)] if several else []),
+                str(s.rounds),
+                f"{s.seconds:.1f}",
+            ]
             for rank, s in enumerate(self.standings, 1)
         ]
         return TextTable(
             f"{self.title} on {self.clients} clients of {self.data}",
-            ["rank", "settings", "validation", "rounds", "seconds"],
+            ["rank", "settings", "validation", *(["SD"] if several else []), "rounds", "seconds"],
             rows,
             note,
         )
@@ -113,6 +121,12 @@ class Tuned:
 
 def cell(standing: Standing, metric: MetricScale) -> str:
     return spread_text(list(standing.scores.values()), metric) if standing.scores else "failed"
+
+
+def deviation(standing: Standing, metric: MetricScale) -> str:
+    """The standard deviation over seeds."""
+    spread = standing.spread
+    return "-" if spread is None or spread.std is None else metric.written(metric.factor * spread.std)
 
 
 def ranked(schedule: Schedule) -> list[Standing]:

@@ -61,7 +61,7 @@ def tiles(found: Sequence[Reported]) -> Markup:
         forms = {
             "mean": (f"{{}}{unit}", f"{entry.label}: mean {metric.words} over clients"),
             "worst10": (f"{{}}{unit}", f"mean of the worst 10 % of clients{worst_words(entry)}"),
-            "std": ("± {}", f"{points}standard deviation over clients"),
+            "std": ("{}", f"{points}standard deviation over clients"),
         }
         shown = {key: metric.number(value, 1) for key, value in numbers.items() if key in forms}
         made += [(form.format(shown[key]), words) for key, (form, words) in forms.items() if key in shown]
