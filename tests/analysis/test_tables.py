@@ -62,8 +62,8 @@ WORSE = [[0.4, 0.45, 0.5], [0.35, 0.4, 0.45]]
 def test_comparison_by_hand() -> None:
     """Three clients in two seeds are three pairs, not six: each client is averaged over seeds first."""
     accuracies, tests = compared({"Low": WORSE, "High": BETTER}).text_tables()
-    assert accuracies.header[:4] == ["method", "accuracy", "95 %", "worst 10 % (1 client)"]
-    assert accuracies.rows[1][:3] == ["High", "65.00 ± 7.07", "±63.53"]  # 12.706 * 7.0711 / √2
+    assert accuracies.header[:4] == ["method", "accuracy", "SD", "worst 10 % (1 client)"]
+    assert accuracies.rows[1][:3] == ["High", "65.00 ± 63.53", "7.07"]  # 12.706 * 7.0711 / √2
     assert "does not include its choice (--partition-seed vary does)" in accuracies.note
     ((name, difference, pairs, p, corrected, verdict),) = tests.rows
     assert (name, difference, pairs) == ("Low", "-22.50", "3")
@@ -71,7 +71,7 @@ def test_comparison_by_hand() -> None:
     assert verdict == "no difference shown"
     assert "Holm" in tests.note
     assert "Wilcoxon" in tests.note
-    assert "all 2 seeds have the same clients, so each client is averaged over seeds first" in tests.note
+    assert "Clients are the same in all 2 seeds: each is averaged over seeds and is one pair." in tests.note
 
 
 def test_twenty_clients_in_three_seeds_are_twenty_pairs() -> None:
@@ -97,7 +97,7 @@ def test_every_partition_is_a_pair_where_it_varies() -> None:
 def test_one_seed_is_paired_by_client() -> None:
     _, tests = compared({"Low": WORSE[:1], "High": BETTER[:1]}).text_tables()
     assert tests.rows[0][2] == "3"
-    assert "each client is one pair" in tests.note
+    assert "Each client is one pair." in tests.note
     assert "seeds" not in tests.note
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import html.parser
 import io
 import json
@@ -49,9 +50,10 @@ def test_a_comparison_is_that_of_its_runs() -> None:
         half = stats.t.ppf(0.975, df=1) * stats.sem(means[name])
         assert table.loc[title, "accuracy ±"] == pytest.approx(half, abs=1e-9)
     tests = found.significance()
-    assert tests["method"].tolist() == ["Local"]  # against the last
-    assert tests["difference"].item() == pytest.approx(table.loc["Local", "accuracy"] - table.loc["FedPer", "accuracy"])
-    assert found.significance(against="Local")["method"].tolist() == ["FedPer"]
+    best, other = table.sort_values("accuracy", ascending=False, kind="stable").index
+    assert tests["method"].tolist() == [other]
+    assert tests["difference"].item() == pytest.approx(table.loc[other, "accuracy"] - table.loc[best, "accuracy"])
+    assert found.significance(against=other)["method"].tolist() == [best]
     assert repr(found).startswith("Comparison on toy, ")
     assert "<table>" in found._repr_html_()
 
@@ -120,7 +122,7 @@ def test_all_leaves_out_what_refuses_the_network(tmp_path: Path, monkeypatch: py
     settings: Any = {"rounds": 1, "seeds": 2, "progress": False}
     found = coterie.compare(["all"], toy.toy(), toy.network(), out=tmp_path / "all", **settings)
     assert found.methods == ["Local", "FedAvg", "FedAvg-FT"]
-    assert found.against == "FedAvg"
+    assert found.against is None
     refused = json.loads((tmp_path / "all" / "compare.json").read_text())["refused"]
     assert list(refused) == ["FedBN"]
     assert refused["FedBN"].startswith("FedBN needs normalization layers")
@@ -213,6 +215,7 @@ def test_the_best_is_bold_and_differences_are_marked() -> None:
     assert table.bold == {(1, 1), (1, 2), (2, 2)}  # the worst tenth of B and C are equal as shown
     assert "†: differs from B at 5 % (corrected by Holm)" in table.note
     assert "seeds" not in table.note.split("†")[0]  # one run each: no interval
+    assert "No method" not in table.note
 
 
 def by_seed(means: dict[str, list[float]]) -> coterie.Comparison:
@@ -240,6 +243,32 @@ def test_plus_minus_means_the_interval_everywhere() -> None:
     assert "±" not in repr(alone) + str(alone.text_tables()[0])
 
 
+def test_one_reference_for_every_table_and_test() -> None:
+    """The best, the one that the comparison names, or the one that a call names."""
+    means = {"A": [0.2], "B": [0.9], "C": [0.4]}
+    best = by_seed(means)
+    named = dataclasses.replace(best, against="C")
+    for found, against, expected in ((best, None, "B"), (named, None, "C"), (named, "A", "A"), (best, "A", "A")):
+        assert set(found.significance(against)["method"]) == {*means} - {expected}
+        for write in (found.to_latex, found.to_markdown, found.to_html):
+            assert f"differs significantly from {expected} " in write(against=against)
+    assert best.text_tables()[1].header[1] == "against B"
+    assert named.text_tables()[1].header[1] == "against C"
+    lower = dataclasses.replace(best, metric=coterie.MetricScale("rmse", share=False, higher=False))
+    assert lower.text_tables()[1].header[1] == "against A"
+
+
+def test_a_note_names_only_what_the_table_shows() -> None:
+    alone = by_seed({"A": [0.2]}).publication()
+    assert alone.note == ""  # one method: nothing is the best, nothing is tested
+    few = by_seed({"A": [0.2], "B": [0.9]}).publication()
+    assert "†" not in few.note
+    assert "Bold: best of the column. No method differs significantly from B at 5 % (corrected by Holm)." in few.note
+    assert "Wilcoxon" in few.note
+    costs = by_seed({"A": [0.2], "B": [0.9]}).publication(["worst10"]).note
+    assert costs == "Bold: best of the column."  # tests are of the mean accuracy, which is not shown
+
+
 def test_latex(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = table_of(
         folder, capsys, "--format", "latex", "--caption", "A & B", "--label", "tab:a", "--columns", "accuracy,megabytes"
@@ -250,7 +279,7 @@ def test_latex(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert text.count(r"\textbf{") >= 2  # one at least in each column
     assert r"$\pm$" in text
     assert text.count("{") == text.count("}")
-    assert r"Mean $\pm$ half the 95 \% interval (Student's t) over 2 seeds" in text
+    assert r"Mean $\pm$ half of the 95 \% interval (Student's t) over 2 seeds" in text
 
 
 def test_csv_markdown_and_html_agree(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,12 +31,15 @@ class Comparison:
     """Methods on the same data, each with several seeds. `coterie.compare` makes one.
 
     `table()` and `significance()` return pandas DataFrames where pandas is installed, else lists of dicts.
+
+    Everything that tests for significance takes `against`, the method that the others are tested against. Default: that
+    of the comparison, if one was named; else the method with the best mean of the metric.
     """
 
     outcomes: Sequence[Row]  # one row per run and reported number, as in compare.json
     data: str  # name of the dataset
     num_clients: int
-    against: str | None = None  # method that the others are tested against; None: the last
+    against: str | None = None  # method that the others are tested against; None: the best by the metric
     curves: Mapping[str, Sequence[Curve]] = field(default_factory=dict)  # method -> scores over rounds, for each seed
     metric: MetricScale = ACCURACY_SCALE  # what scores are of
 
@@ -58,7 +61,7 @@ class Comparison:
         return found
 
     def table(self) -> Any:
-        """One row per method: mean over seeds of each column, shares in percent; ± is half the 95 % interval."""
+        """One row per method: mean over seeds of each column, shares in percent; ± is half of the 95 % interval."""
         rows = []
         for name, group in self.groups().items():
             row: dict[str, Any] = {"method": name, "seeds": len(group)}
@@ -75,33 +78,41 @@ class Comparison:
 
         Differences of shares are in points.
 
-        against: a method of the comparison. Default: the comparison's own.
+        against: a method of the comparison. Default: the comparison's own, else the best.
         """
-        found, _ = verdicts(self.samples(), against or self._reference(), self.metric)
+        found, _ = verdicts(self.samples(), self.reference(against), self.metric)
         return frame([verdict._asdict() for verdict in found])
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the mean test score over rounds, with the 95 % interval over seeds. Needs matplotlib."""
         return draw_curves(self.curves, f"{self.data}, {clients_text(self.num_clients)}", ax, self.metric)
 
-    def to_latex(self, columns: Sequence[str] = (), caption: str | None = None, label: str | None = None) -> str:
-        """A LaTeX table (booktabs): mean ± 95 % interval, best in bold, † where the difference is significant.
+    def to_latex(
+        self,
+        columns: Sequence[str] = (),
+        caption: str | None = None,
+        label: str | None = None,
+        against: str | None = None,
+    ) -> str:
+        """A LaTeX table (booktabs): mean ± half of the 95 % interval, best in bold, † where a method differs
+        significantly from `against`.
 
         columns: names in `table()`. Default: the metric and "worst10".
+        against: as for `significance()`.
         """
-        return latex(self.publication(columns, caption=caption, label=label))
+        return latex(self.publication(columns, against, caption, label))
 
-    def to_markdown(self, columns: Sequence[str] = (), caption: str | None = None) -> str:
+    def to_markdown(self, columns: Sequence[str] = (), caption: str | None = None, against: str | None = None) -> str:
         """The same table in Markdown."""
-        return markdown(self.publication(columns, caption=caption))
+        return markdown(self.publication(columns, against, caption))
 
-    def to_html(self, columns: Sequence[str] = (), caption: str | None = None) -> str:
+    def to_html(self, columns: Sequence[str] = (), caption: str | None = None, against: str | None = None) -> str:
         """The same table in HTML."""
-        return as_html(self.publication(columns, caption=caption))
+        return as_html(self.publication(columns, against, caption))
 
-    def to_csv(self, columns: Sequence[str] = (), caption: str | None = None) -> str:
+    def to_csv(self, columns: Sequence[str] = (), caption: str | None = None, against: str | None = None) -> str:
         """The same table as comma-separated values, without bold."""
-        return as_csv(self.publication(columns, caption=caption))
+        return as_csv(self.publication(columns, against, caption))
 
     def publication(
         self,
@@ -110,10 +121,11 @@ class Comparison:
         caption: str | None = None,
         label: str | None = None,
     ) -> TextTable:
-        """The table of a paper. against: default: the best method."""
+        """The table of a paper."""
         unit = " in percent" * self.metric.share
         about = caption or f"Test {self.metric.words}{unit} on {clients_text(self.num_clients)} of {self.data}"
-        return publication(self.groups(), self.samples(), about, columns, against, label, self.metric)
+        tested = self.reference(against)
+        return publication(self.groups(), self.samples(), about, tested, columns, label, self.metric)
 
     def text_tables(self) -> list[TextTable]:
         """What `coterie compare` prints: all scores, and the paired tests where there are several methods."""
@@ -150,7 +162,7 @@ class Comparison:
         ]
         if len(groups) > 1:
             title = f"Paired tests, difference in {'points' if metric.share else metric.words}"
-            tables.append(paired_tests(self.samples(), self._reference(), title, metric))
+            tables.append(paired_tests(self.samples(), self.reference(), title, metric))
         return tables
 
     def samples(self) -> dict[str, ClientScores]:
@@ -164,8 +176,11 @@ class Comparison:
             for name, group in self.groups().items()
         }
 
-    def _reference(self) -> str:
-        return self.against or self.methods[-1]
+    def reference(self, against: str | None = None) -> str:
+        """The method that the others are tested against: this one, else the comparison's own, else the best."""
+        groups = self.groups()
+        best = self.metric.best(groups, lambda name: Spread.of([row["mean"] for row in groups[name]]).mean)
+        return against or self.against or best
 
     def __repr__(self) -> str:
         unit = " %" * self.metric.share

@@ -82,11 +82,10 @@ def place(command: Mapping[str, Any]) -> int:
 
 
 def reference(command: Mapping[str, Any]) -> str:
-    """The outcome of this run that the others were tested against; empty if none."""
+    """The outcome of this run that the user named to test the others against; empty if none."""
     if "place" in command:
         return str(command.get("reference") or "")
-    methods = compared(command)
-    against = known(command["against"]) if "against" in command else "".join(methods[-1:])
+    against = known(command["against"]) if compared(command) and "against" in command else ""
     return reported(against) if against and training(against) == command.get("method") else ""
 
 

@@ -83,13 +83,15 @@ def paired_by(partitions: int, seeds: int, metric: MetricScale) -> tuple[Callabl
             f"Paired t test of the mean {metric.words} over clients after the last round: the {partitions} partitions "
             "differ by seed, and each is one pair."
         )
-    ranks = f"Wilcoxon signed-rank test of the clients' {metric.words} after the last round, better or worse by ranks"
+    ranks = (
+        f"Wilcoxon signed-rank test of the clients' {metric.words} after the last round. The larger rank sum decides "
+        "better or worse."
+    )
     if seeds > 1:
         return wilcoxon, (
-            f"{ranks}: all {seeds} seeds have the same clients, so each client is averaged over seeds first, and is "
-            "one pair."
+            f"{ranks} Clients are the same in all {seeds} seeds: each is averaged over seeds and is one pair."
         )
-    return wilcoxon, f"{ranks}: each client is one pair."
+    return wilcoxon, f"{ranks} Each client is one pair."
 
 
 def paired(own: ClientScores, other: ClientScores, by_partition: bool) -> list[float]:

@@ -62,12 +62,15 @@ def publication(
     groups: Mapping[str, Sequence[Mapping[str, Any]]],
     samples: Mapping[str, ClientScores],
     caption: str,
+    reference: str,
     columns: Sequence[str] = (),
-    against: str | None = None,
     label: str | None = None,
     metric: MetricScale = ACCURACY_SCALE,
 ) -> TextTable:
-    """The table, from the rows and the clients' scores of each method. against: default: the best by the metric."""
+    """The table, from the rows and the clients' scores of each method.
+
+    reference: the method that the others are tested against.
+    """
     chosen = {name: column_of(name, metric) for name in columns or (metric.name, "worst10")}
     found = {
         name: [Spread.of(values) if (values := column.values(group)) else None for column in chosen.values()]
@@ -76,8 +79,6 @@ def publication(
     for at, name in enumerate(chosen):
         if not any(spreads[at] for spreads in found.values()):
             raise CoterieError(f"column '{name}': these runs did not measure it")
-    means = {name: sum(row["mean"] for row in group) / len(group) for name, group in groups.items()}
-    reference = against or metric.best(means, lambda name: means[name])
     tested, how = verdicts(samples, reference, metric)
     sure = {verdict.method for verdict in tested if verdict.p_holm < LEVEL}
     rows = [
@@ -85,16 +86,22 @@ def publication(
                  zip(chosen, spreads, strict=True))]
         for name, spreads in found.items()
     ]  # fmt: skip
+    seeds = max(map(len, groups.values()))
+    says = [f"Mean ± half of the 95 % interval (Student's t) over {seeds} seeds."] if seeds > 1 else []
     bold = frozenset(
         (row, at + 1)
         for at, column in enumerate(chosen.values())
         for row in best([spreads[at] for spreads in found.values()], column)
     )
+    says += ["Bold: best of the column."] if bold else []
+    if tested and metric.name in chosen:  # tests are of this column
+        at_level = f"from {reference} at 5 % (corrected by Holm)"
+        says += [f"{MARK}: differs {at_level}." if sure else f"No method differs significantly {at_level}.", how]
     return TextTable(
         caption,
         ["method", *(column.heading for column in chosen.values())],
         rows,
-        note(max(map(len, groups.values())), reference, how, len(tested)),
+        " ".join(says),
         bold,
         label or "",
     )
@@ -123,9 +130,3 @@ def best(spreads: Sequence[Spread | None], column: TableColumn) -> list[int]:
         return []
     top = min(known) if column.lower else max(known)
     return [row for row, mean in enumerate(means) if mean == top]
-
-
-def note(seeds: int, reference: str, how: str, tests: int) -> str:
-    interval = f"Mean ± half the 95 % interval (Student's t) over {seeds} seeds. " if seeds > 1 else ""
-    marks = f"{MARK}: differs from {reference} at 5 % (corrected by Holm). {how}" if tests else ""
-    return f"{interval}Bold: best of the column. {marks}".strip()

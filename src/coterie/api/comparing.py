@@ -82,7 +82,7 @@ def compare(
     model: as for `coterie.run`.
     seeds: runs of each method, with seeds `seed`, `seed` + 1, ...
     seed: the first seed.
-    against: the method that the others are tested against. Default: the last one.
+    against: the method that the others are tested against. Default: the best by the metric.
     over: settings to vary, such as {"lr": [0.01, 0.1]}: every combination is an entry of the table, such as
         "FedAvg, lr 0.01". A setting that only some methods have varies for those.
     out: a new folder for the runs, one folder each, which `coterie report` and `coterie table` read.
@@ -215,7 +215,7 @@ def train_all(
     return found
 
 
-def as_comparison(found: Trainings, data: FederatedData, against: str) -> Comparison:
+def as_comparison(found: Trainings, data: FederatedData, against: str | None) -> Comparison:
     return Comparison(found.rows, data.name, data.num_clients, against, found.curves, data.task.metric.scale)
 
 

@@ -90,8 +90,7 @@ def as_given(methods: Methods) -> list[Entrant]:
     if ALL in methods:
         if len(methods) > 1:
             raise CoterieError("'all' names every method, so it cannot be combined with others")
-        listed = [name for name in METHODS if name != "fedavg"]
-        listed.append("fedavg")  # others are tested against the last
+        listed = [*(name for name in METHODS if name != "fedavg"), "fedavg"]
         return [Entrant(name, name, optional=True) for name in listed]
     found = [canonical(method) for method in methods]
     return [Entrant(method if isinstance(method, str) else method.title, method) for method in found]
@@ -140,11 +139,11 @@ def check_labels(taken: Sequence[Entrant]) -> None:
             owners[shown] = entrant.name
 
 
-def reference_of(listed: Sequence[Entrant], against: str | None) -> str:
-    """The title of the method that the others are tested against; default: the last one."""
+def reference_of(listed: Sequence[Entrant], against: str | None) -> str | None:
+    """The title of the method that the others are tested against; None: the best will be."""
     titles, taken = [entrant.title for entrant in listed], trainings(listed)
     if against is None or against in titles or any(against in entrant.labels for entrant in taken):
-        return against or titles[-1]
+        return against
     if any(entrant.settings for entrant in listed):
         raise CoterieError(f"{against} is not among the entrants: choose one of {'; '.join(titles)}")
     name = method_name(against)

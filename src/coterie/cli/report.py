@@ -34,7 +34,7 @@ def add_commands(command: MakeCommand, argv: list[str]) -> None:
     table.add_argument(
         "--against",
         metavar="METHOD",
-        help="method to test against; † marks differences; default: the best",
+        help="method to test against; † marks differences; default: that of the comparison, else the best",
     )
     table.add_argument("--caption", metavar="TEXT", help="caption; default: dataset and number of clients")
     table.add_argument("--label", metavar="NAME", help="label for \\ref in LaTeX, such as tab:accuracy")

@@ -44,7 +44,7 @@ def add_commands(command: MakeCommand, argv: list[str]) -> None:
     compare.add_argument("methods", metavar="METHOD", nargs="*", help=f"{METHOD_HELP}; all: every method")
     compare.add_argument("--seeds", type=int, help="runs of each method, with seeds SEED, SEED + 1, ...; default: 1")
     compare.add_argument(
-        "--against", metavar="METHOD", help="method that the others are tested against; default: the last"
+        "--against", metavar="METHOD", help="method that the others are tested against; default: the best by the metric"
     )
     compare.add_argument(
         "--over",

@@ -85,7 +85,11 @@ def train_all(chosen: argparse.Namespace, methods: Sequence[str], seeds: int, be
                     assert folder is not None
                     own = dict(entrant.settings)
                     if own:
-                        own |= {"place": places[entrant.name], "reference": entrant.labels.get(against), "over": None}
+                        own |= {
+                            "place": places[entrant.name],
+                            "reference": entrant.labels.get(against or ""),
+                            "over": None,
+                        }
                     how = argparse.Namespace(**vars(chosen) | own)
                     return train_one(how, entrant, seed, data_of(seed), folder, page, resume, shown)
 

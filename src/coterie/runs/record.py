@@ -32,7 +32,7 @@ class RunRecord:
     why.
     """
 
-    reference = ""  # the outcome that the other runs of its comparison were tested against
+    reference = ""  # the outcome that the user named to test the other runs of its comparison against
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)

@@ -117,7 +117,7 @@ def comparison_tables(group: Sequence[Reported]) -> tuple[Markup, Markup]:
 
 
 def reference(group: Sequence[Reported]) -> str | None:
-    """The method that the others of the comparison were tested against, if all runs agree."""
+    """The method that the user named to test the others of the comparison against, if all runs agree."""
     found = {e.label for e in group if e.run.reference and outcomes(e.run).get(e.run.reference) == e.point}
     return found.pop() if len(found) == 1 else None
 
