@@ -163,4 +163,4 @@ def labels_of_texts(texts: list[str], notes: Notes, path: Path) -> Array:
     values = [None if text.lower() in NOTHING else number(text) for text in texts]
     if all(value is not None or text.lower() in NOTHING for value, text in zip(values, texts, strict=True)):
         return np.array([np.nan if v is None else v for v in values], np.float64)
-    return as_text(["" if text.lower() in NOTHING else text for text in texts], notes, path)
+    return as_text(["" if text.lower() in NOTHING - {"-"} else text for text in texts], notes, path)

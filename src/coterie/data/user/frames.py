@@ -11,7 +11,8 @@ import numpy as np
 from coterie.core.data import Column
 from coterie.data.user.reading import Array, Notes
 
-NOTHING = {"", "na", "n/a", "nan", "null", "none", "?", "<na>"}  # spellings of a missing value
+NOTHING = {"", "na", "n/a", "n.a.", "#n/a", "nan", "null", "none", "?", "<na>", "-"}  # spellings of a missing value
+IN_WORDS = NOTHING - {"none", "-"}  # the same among words, where these two are values
 MOST_CATEGORIES = 100
 FEW_CATEGORIES = 10  # accepted in a table of any size
 MIXED = 5  # with more distinct numbers than this in a column, its text is an error
@@ -58,9 +59,9 @@ def number(text: str) -> float | None:
 
 
 def code(text: str, known: dict[str, int]) -> float:
-    """The code of a category, NaN if it is missing. 'none' is a category."""
+    """The code of a category, NaN if it is missing."""
     text = text.strip()
-    return float("nan") if text.lower() in NOTHING - {"none"} else known.setdefault(text, len(known))
+    return float("nan") if text.lower() in IN_WORDS else known.setdefault(text, len(known))
 
 
 def narrow(values: Array, names: Sequence[str], where: str, notes: Notes) -> Array:
@@ -104,7 +105,7 @@ def check_categories(frames: Sequence[Frame], column: int, name: str, values: tu
         where, value = first_place(frames, column, [values.index(commas[0])])
         notes.wrong("number with a decimal comma; use a decimal point", f"{where}, column '{name}': {values[value]!r}")
     elif len(numeric) > MIXED:
-        words = [i for i, value in enumerate(values) if number(value) is None]
+        words = [i for i, value in enumerate(values) if number(value) is None] or list(range(len(values)))
         where, value = first_place(frames, column, words)
         notes.wrong(TEXT, f"{where}, column '{name}': {values[value][:30]!r}")
     elif len(values) > MOST_CATEGORIES or len(values) > max(FEW_CATEGORIES, rows / 2):

@@ -13,6 +13,7 @@ from coterie.core.task import Classification, Task
 from coterie.core.tasks import MultiLabel, NextToken, Regression, Segmentation
 from coterie.data.user.frames import LOST
 from coterie.data.user.reading import MISSING, NO_LABEL, OUT_OF_RANGE, Array, Notes, Part, as_names, in_order
+from coterie.data.user.text_labels import check_text_labels, no_number, without_missing
 
 if TYPE_CHECKING:
     from coterie.data.user.pooled import Places
@@ -47,6 +48,9 @@ def as_labels(values: Array, place: Callable[[int], str]) -> Array:
 def object_labels(values: Array, place: Callable[[int], str]) -> Array:
     """Labels as text; None and NaN mean no label."""
     names = []
+    text = next((i for i, value in enumerate(values) if isinstance(value, str)), None)
+    if text is not None and any(isinstance(value, float) and not np.isnan(value) for value in values):
+        raise CoterieError(f"{place(text)}: the label '{values[text]}' is text among numbers; correct or drop it")
     for i, value in enumerate(values):
         if value is None or (isinstance(value, float) and np.isnan(value)):
             names.append("")
@@ -67,12 +71,10 @@ def guessed(parts: Sequence[Part], classes: tuple[str, ...] | None) -> type[Task
         if part.y.shape[1:] != shape:
             raise CoterieError(f"{part.place(0)}: labels of shape {part.y.shape[1:]}, others have {shape}")
     whole = all(part.y.dtype.kind in "iU" for part in parts)
-    if not shape and any(map(has_fractions, parts)):
-        return Regression
+    if not shape and not classes:
+        check_classes_or_amounts(parts)
     if not shape:
-        if not classes:
-            check_classes_or_amounts(parts)
-        return Classification
+        return Regression if any(map(has_fractions, parts)) else Classification
     if whole and parts[0].x.dtype.kind == "i" and parts[0].x.shape[1:] == shape:
         return NextToken
     if len(shape) == 1:
@@ -89,6 +91,7 @@ def guessed(parts: Sequence[Part], classes: tuple[str, ...] | None) -> type[Task
 def check_classes_or_amounts(parts: Sequence[Part]) -> None:
     """Refuse to guess from many whole numbers with gaps, such as ages: as classes, most would have no samples."""
     if any(part.y.dtype.kind == "U" for part in parts):
+        check_text_labels(parts)
         return
     values = np.unique(np.concatenate([part.y[np.isfinite(part.y) & (part.y >= 0)] for part in parts]))
     if len(values) > FEW_CLASSES and len(values) < USED * (values[-1] + 1):
@@ -116,9 +119,10 @@ def converted(
 ) -> tuple[Array, tuple[str, ...]]:
     """(N, ...) labels in the type of the task, -1 for invalid classes; and the names of classes."""
     if kind.one_class:
-        return numbered(joined_names([as_classes(part, notes) for part in parts]), known, place, notes)
-    if text := [part for part in parts if part.y.dtype.kind == "U"]:
-        raise CoterieError(f"{text[0].place(0)}: the label '{text[0].y[0]}' is text; {kind.name} needs numbers")
+        return numbered(joined_names([as_classes(part, known or (), notes) for part in parts]), known, place, notes)
+    if text := next((part for part in parts if part.y.dtype.kind == "U"), None):
+        row = no_number(text)
+        raise CoterieError(f"{text.place(row)}: the label '{text.y[row]}' is text; {kind.name} needs numbers")
     y = np.concatenate([part.y for part in parts])
     gone = ~np.isfinite(y).reshape(len(y), -1).all(1)
     notes.wrong_at(NO_TARGET, np.flatnonzero(gone), place)
@@ -149,14 +153,14 @@ def check_digits(y: Array, names: Sequence[str], place: Places, notes: Notes) ->
     notes.wrong_at("target beyond the range of float32", np.flatnonzero((np.isfinite(flat) & ~fine).any(1)), place)
 
 
-def as_classes(part: Part, notes: Notes) -> Array:
-    """(n,) int64 or names; numbers must be whole, NaN means no label."""
+def as_classes(part: Part, known: Sequence[str], notes: Notes) -> Array:
+    """(n,) int64 or names; numbers must be whole, NaN and spellings of a missing value mean no label."""
     values, place = part.y, part.place
     seen = f"labels of type {values.dtype}, shape {values.shape}"
     if values.ndim != 1:
         raise CoterieError(f"{place(0)}: {seen}: classification needs one class per sample; choose another --task")
     if values.dtype.kind != "f":
-        return values
+        return without_missing(values, known) if values.dtype.kind == "U" else values
     gone = np.isnan(values)
     fine = gone | ((np.abs(values) < 2**53) & (values == np.trunc(values)))
     wrong = np.flatnonzero(~fine)
