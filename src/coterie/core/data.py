@@ -109,6 +109,7 @@ class Transform:
     axis: int = 0  # channel axis of a sample: 0 for images (C, H, W), 1 for series (T, F)
     columns: tuple[Column, ...] = ()  # of a table, in the order of a raw sample; empty: samples are arrays
     inputs: tuple[Input, ...] = ()  # of samples with several inputs, which are packed in this order; empty: one input
+    padding: float | None = None  # fills sequences of different lengths at the end; None: they are not filled
 
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> Transform:

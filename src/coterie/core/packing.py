@@ -33,6 +33,7 @@ class Input:
     mean: tuple[float, ...] = ()  # per channel, as in Transform
     std: tuple[float, ...] = ()
     axis: int = 0  # channel axis of one sample
+    padding: float | None = None  # fills sequences of different lengths at the end; None: they are not filled
 
     def __post_init__(self) -> None:
         if self.dtype not in TYPES:

@@ -82,6 +82,7 @@ def transforms(one: str, a: Transform, other: str, b: Transform) -> str | None:
     checks: tuple[tuple[str, str, Callable[[Transform], object]], ...] = (
         ("normalises {} values of a sample", "use the same --normalise", lambda t: len(t.mean)),
         ("has channels along axis {}", "use the same --channel-axis", lambda t: t.axis),
+        ("pads sequences with {}", "use the same padding", lambda t: t.padding),
         ("crops with a padding of {}", "use the same --dataset and --protocol", lambda t: t.crop),
         ("has random flips set to {}", "use the same --dataset and --protocol", lambda t: t.flip),
     )

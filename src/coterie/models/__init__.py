@@ -45,7 +45,7 @@ MODELS: dict[str, Callable[..., Network]] = {
     "unet": unet,
     "vit-tiny": vit_tiny,
 }
-PER_TOKEN = ("lstm", "transformer")  # that have an output for every token, for the task next-token
+OVER_TOKENS = ("lstm", "transformer")  # have an output for every token for the task next-token, and leave out padding
 
 
 def make_network(
@@ -88,7 +88,8 @@ def build_model(
     if isinstance(network, str):
         outputs = task if isinstance(task, int) else task.width
         per_token = {"vocabulary": outputs, "per_token": True} if isinstance(task, NextToken) else {}
-        usual = per_token if network in PER_TOKEN else {}
+        padding = {} if transform.padding is None or len(shape) > 1 else {"padding": int(transform.padding)}
+        usual = {**per_token, **padding} if network in OVER_TOKENS else {}
         shapes = {one.name: one.shape for one in transform.inputs} or transform.input_shape(shape)
         network = build(network, shapes, outputs, seed, **{**usual, **(options or {})})
     elif options:

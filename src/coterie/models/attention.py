@@ -14,20 +14,23 @@ from torch._C import _functorch as functorch
 
 from coterie.core.errors import CoterieError
 from coterie.models.network import Network, Shape, check_image
-from coterie.models.series import TokenEmbedding, check_sequence
+from coterie.models.series import Masked, TokenEmbedding, chain, check_sequence
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, real: Tensor | None = None) -> Tensor:
     """softmax(q kᵀ / √d) v for (B, heads, T, d). Under vmap as matrix products: the CPU kernel has no vmap rule.
 
-    causal: a position sees itself and those before it.
+    causal: a position sees itself and those before it. real: (B, T) positions that are seen, if not all.
     """
+    seen = None if real is None else real[:, None, None]
     if not _under_vmap(q):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=causal)
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
     if causal:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         scores = scores.masked_fill(later, -torch.inf)
+    if seen is not None:
+        scores = scores.masked_fill(~seen, -torch.inf)
     return scores.softmax(-1) @ v
 
 
@@ -48,13 +51,13 @@ class SelfAttention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # (B, heads, T, width / heads)
-        mixed: Tensor = self.out(attend(q, k, v, self.causal).transpose(1, 2).flatten(2))
+        mixed: Tensor = self.out(attend(q, k, v, self.causal, real).transpose(1, 2).flatten(2))
         return mixed
 
 
-class AttentionBlock(nn.Module):
+class AttentionBlock(Masked):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
     def __init__(self, width: int, heads: int, causal: bool = False) -> None:
@@ -64,8 +67,9 @@ class AttentionBlock(nn.Module):
             nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(x)
+    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+        norm, attention = self.attention
+        x = x + attention(norm(x), real)
         result: Tensor = x + self.mlp(x)
         return result
 
@@ -78,14 +82,18 @@ class AddPositions(nn.Module):
         self.weight = nn.Parameter(nn.init.normal_(torch.empty(length, width), std=0.02))
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1] != len(self.weight):
+            raise CoterieError(f"this transformer takes sequences of {len(self.weight)} steps, got {x.shape[1]}")
         return x + self.weight
 
 
-class MeanOverPositions(nn.Module):
+class MeanOverPositions(Masked):
     """(B, T, width) -> (B, width)."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x.mean(1)
+    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+        if real is None:
+            return x.mean(1)
+        return torch.where(real[..., None], x, 0.0).sum(1) / real.sum(1, keepdim=True)
 
 
 class Patches(nn.Module):
@@ -103,17 +111,24 @@ class Patches(nn.Module):
 
 
 def transformer(
-    shape: Shape, classes: int, vocabulary: int | None = None, depth: int = 4, per_token: bool = False
+    shape: Shape,
+    classes: int,
+    vocabulary: int | None = None,
+    depth: int = 4,
+    per_token: bool = False,
+    padding: int | None = None,
 ) -> Network:
     """A transformer for tokens (T,) or series (T, F): width 128, 4 heads, mean over positions; d = 128.
 
     vocabulary: number of different tokens, for tokens only. depth: number of layers. per_token: an output for every
-    position, which sees itself and those before it, instead of one for the sequence.
+    position, which sees itself and those before it, instead of one for the sequence. padding: token at the end of texts
+    that are shorter than others; it is neither seen nor averaged.
     """
-    check_sequence("transformer", shape, vocabulary)
+    check_sequence("transformer", shape, vocabulary, padding)
     _at_least_one("transformer", depth=depth)
     embed = nn.Linear(shape[1], 128) if vocabulary is None else TokenEmbedding(vocabulary, 128)
-    return Network(_encoder([embed], shape[0], 128, depth, heads=4, per_token=per_token), nn.Linear(128, classes))
+    encoder = _encoder([embed], shape[0], 128, depth, heads=4, per_token=per_token, padding=padding)
+    return Network(encoder, nn.Linear(128, classes))
 
 
 def vit_tiny(shape: Shape, classes: int, patch: int = 4, depth: int = 6) -> Network:
@@ -135,11 +150,18 @@ def vit_tiny(shape: Shape, classes: int, patch: int = 4, depth: int = 6) -> Netw
 
 
 def _encoder(
-    embed: list[nn.Module], length: int, width: int, depth: int, heads: int, per_token: bool = False
+    embed: list[nn.Module],
+    length: int,
+    width: int,
+    depth: int,
+    heads: int,
+    per_token: bool = False,
+    padding: int | None = None,
 ) -> nn.Sequential:
     blocks = [AttentionBlock(width, heads, causal=per_token) for _ in range(depth)]
     end = [] if per_token else [MeanOverPositions()]
-    return nn.Sequential(*embed, AddPositions(length, width), *blocks, nn.LayerNorm(width), *end)
+    seen = None if per_token else padding  # which comes after all that a causal position sees
+    return chain(seen, *embed, AddPositions(length, width), *blocks, nn.LayerNorm(width), *end)
 
 
 def _at_least_one(name: str, **options: int) -> None:

@@ -24,6 +24,7 @@ from coterie.core.method import AnyMethod
 from coterie.core.model import Model, Weights
 from coterie.core.packing import Input, Inputs
 from coterie.core.task import Task
+from coterie.core.tasks import NextToken
 from coterie.core.tree import Tree
 from coterie.core.wrapper import lasting, lasting_down
 from coterie.models.adapters import merge, put, save_adapter
@@ -35,9 +36,9 @@ class PersonalModel(nn.Module):
     """One client's model: raw samples (B, ...) in, outputs of the task out, such as logits (B, K).
 
     Raw samples are uint8 images, rows of a table with the columns `columns`, tokens, or arrays, as the client has them;
-    several inputs are a dictionary of tensors (B, ...) with the names and types of `inputs`. The
-    preprocessing is the first layer. The model starts in eval mode. It is an ordinary module: `state_dict`, `to`,
-    `deepcopy`, fine-tuning with any optimizer.
+    several inputs are a dictionary of tensors (B, ...) with the names and types of `inputs`. Shorter sequences,
+    also a list of different lengths, are padded as in training. The preprocessing is the first layer. The model starts
+    in eval mode. It is an ordinary module: `state_dict`, `to`, `deepcopy`, fine-tuning with any optimizer.
     """
 
     task: Task
@@ -78,7 +79,10 @@ class PersonalModel(nn.Module):
         return self.info.dtype
 
     def forward(self, x: Inputs) -> Tensor:
-        return self.logits(accepted(self.info, x))
+        output = self.logits(accepted(self.info, x))
+        if self.info.transform.padding is not None and isinstance(self.task, NextToken) and isinstance(x, Tensor):
+            return output[:, : x.shape[1]]  # without those of padding
+        return output
 
     def logits(self, x: Inputs) -> Tensor:
         raise NotImplementedError

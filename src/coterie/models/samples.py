@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from coterie.core.data import Transform, is_pixels
@@ -29,10 +30,14 @@ class ModelInfo:
 
 def accepted(info: ModelInfo, x: Any) -> Inputs:
     """Samples as the model takes them: (B, ...), or several inputs by name. Others are refused."""
-    inputs = info.transform.inputs
+    inputs, padding = info.transform.inputs, info.transform.padding
+    if not inputs and padding is not None and isinstance(x, list | tuple):
+        rows = [torch.as_tensor(one)[None] for one in x]
+        longest = max((row.shape[1] for row in rows if row.ndim > 1), default=0)
+        x = torch.cat([filled_up(row, (max(longest, info.shape[0]), *info.shape[1:]), padding) for row in rows])
     if not inputs and isinstance(x, Tensor):
         check_samples(info, x)
-        return x
+        return x if padding is None else filled_up(x, info.shape, padding)
     if inputs and isinstance(x, Tensor) and (x.dtype, tuple(x.shape[1:])) == (info.dtype, info.shape):
         return x  # packed, as the federation's data are
     if not inputs or not isinstance(x, Mapping):
@@ -54,8 +59,16 @@ def accepted(info: ModelInfo, x: Any) -> Inputs:
     return made
 
 
+def filled_up(x: Tensor, shape: tuple[int, ...], padding: float) -> Tensor:
+    """Sequences (B, t, ...) -> (B, T, ...), padded at the end as in training. shape: (T, ...) of one sample."""
+    if x.ndim != 1 + len(shape) or x.shape[2:] != shape[1:] or x.shape[1] >= shape[0]:
+        return x
+    return F.pad(x, (0, 0) * (len(shape) - 1) + (0, shape[0] - x.shape[1]), value=padding)
+
+
 def accepted_input(info: ModelInfo, one: Input, x: Tensor) -> Tensor:
     """One of several inputs, in its type; pixels may also be fractions from 0 to 1."""
+    x = x if one.padding is None else filled_up(x, one.shape, one.padding)
     if x.ndim != 1 + len(one.shape) or tuple(x.shape[1:]) != one.shape:
         raise CoterieError(f"input '{one.name}' must have the shape {('batch', *one.shape)}, got {tuple(x.shape)}")
     try:

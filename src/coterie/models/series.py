@@ -43,17 +43,41 @@ class TokenEmbedding(nn.Embedding):
             raise CoterieError(f"tokens must be from 0 to {size - 1} (vocabulary={size})") from None
 
 
-class Hidden(nn.Module):
-    """(B, T, F) -> (B, hidden): the hidden state of an LSTM after the last step; per_token: (B, T, hidden)."""
+class Masked(nn.Module):
+    """A layer (B, T, F) -> (B, ...) that takes real (B, T), the positions that are not padding; None: all."""
+
+
+class PaddedTokens(nn.Sequential):
+    """Layers over tokens (B, T) that end in padding. The first position is real, also of an empty text."""
+
+    def __init__(self, padding: int, *layers: nn.Module) -> None:
+        super().__init__(*layers)
+        self.padding = padding
+
+    def forward(self, x: Tensor) -> Tensor:
+        real = (x != self.padding) | (torch.arange(x.shape[1], device=x.device) == 0)
+        for layer in self:
+            x = layer(x, real) if isinstance(layer, Masked) else layer(x)
+        return x
+
+
+class Hidden(Masked):
+    """(B, T, F) -> (B, hidden): the hidden state of an LSTM after the last real step; per_token: (B, T, hidden)."""
 
     def __init__(self, features: int, hidden: int, layers: int = 1, per_token: bool = False) -> None:
         super().__init__()
         self.per_token = per_token
         self.lstm = nn.LSTM(features, hidden, layers, batch_first=True)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
         outputs: Tensor = self.lstm(x)[0]
-        return outputs if self.per_token else outputs[:, -1]
+        if self.per_token:
+            return outputs
+        if real is None:
+            return outputs[:, -1]
+        steps = torch.arange(real.shape[1], device=real.device)
+        last = steps == (steps * real).amax(1, keepdim=True)  # (B, T), one per row
+        return torch.where(last[..., None], outputs, 0.0).sum(1)
 
 
 def lstm(
@@ -63,23 +87,32 @@ def lstm(
     hidden: int = 128,
     layers: int = 1,
     per_token: bool = False,
+    padding: int | None = None,
 ) -> Network:
     """LSTM layers over tokens (T,) or series (T, F), the last hidden state; d = hidden.
 
-    vocabulary: number of different tokens, for tokens only. per_token: an output for every position.
+    vocabulary: number of different tokens, for tokens only. per_token: an output for every position. padding: token at
+    the end of texts that are shorter than others; the state is that after the last other token.
     """
-    check_sequence("lstm", shape, vocabulary)
+    check_sequence("lstm", shape, vocabulary, padding)
     for name, value in (("hidden", hidden), ("layers", layers)):
         if value < 1:
             raise CoterieError(f"{name} of model 'lstm' must be at least 1, got {value}")
     if vocabulary is None:
         return Network(Hidden(shape[1], hidden, layers, per_token), nn.Linear(hidden, classes))
-    encoder = nn.Sequential(TokenEmbedding(vocabulary, hidden), Hidden(hidden, hidden, layers, per_token))
+    encoder = chain(padding, TokenEmbedding(vocabulary, hidden), Hidden(hidden, hidden, layers, per_token))
     return Network(encoder, nn.Linear(hidden, classes))
 
 
-def check_sequence(name: str, shape: Shape, vocabulary: int | None) -> None:
+def chain(padding: int | None, *layers: nn.Module) -> nn.Sequential:
+    return nn.Sequential(*layers) if padding is None else PaddedTokens(padding, *layers)
+
+
+def check_sequence(name: str, shape: Shape, vocabulary: int | None, padding: int | None) -> None:
     """Raise an error unless samples are tokens (T,) with a vocabulary, or series (T, F) without one."""
+    if padding is not None and (vocabulary is None or padding not in range(vocabulary)):
+        ids = "needs vocabulary=N" if vocabulary is None else f"must be a token from 0 to {vocabulary - 1}"
+        raise CoterieError(f"padding of model '{name}' {ids}, got padding={padding!r}")
     if vocabulary is not None and (not isinstance(vocabulary, int) or vocabulary < 2):
         raise CoterieError(f"vocabulary of model '{name}' must be an integer of at least 2, got {vocabulary!r}")
     if len(shape) == (2 if vocabulary is None else 1) and min(shape) >= 1:

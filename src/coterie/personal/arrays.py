@@ -71,7 +71,8 @@ def samples_of(run: SampleForm, path: Path, name: str, arrays: dict[str, NDArray
             raise CoterieError(f"{path}: {word} array '{name}.{key}'; expected: {', '.join(map(str, inputs))}")
     made = {}
     for one in inputs:
-        array, where = given[one.name], f"{path}: {name}.{one.name}"
+        where = f"{path}: {name}.{one.name}"
+        array = filled_up(given[one.name], one.shape, None if run.label_shape else one.padding)
         if array.shape[1:] != one.shape or array.ndim != len(one.shape) + 1:
             raise CoterieError(f"{where} has the shape {array.shape}; expected {('samples', *one.shape)}")
         made[one.name] = as_trained(where, array, one.shape, one.type)
@@ -96,11 +97,22 @@ def as_samples(
         log.warning(
             "%s has no array 'columns'; %s was taken by position: %s", path, name, listed(run.transform.columns)
         )
+    if not run.label_shape:
+        array = filled_up(array, run.shape, run.transform.padding)
     if array.shape[1:] != run.shape or array.ndim != len(run.shape) + 1:
         raise CoterieError(f"{path}: {name} has the shape {array.shape}; expected (samples, {words(run.shape, ', ')})")
     made = as_trained(str(path), array, run.shape, run.dtype, run.transform.columns)
     check_codes(run.transform.columns, path, made)
     return made
+
+
+def filled_up(array: NDArray[Any], shape: tuple[int, ...], padding: float | None) -> NDArray[Any]:
+    """Sequences (N, t, ...) -> (N, T, ...), padded at the end as in training. shape: (T, ...) of one sample."""
+    if padding is None or array.ndim != len(shape) + 1 or array.shape[1] >= shape[0]:
+        return array
+    return np.pad(
+        array, ((0, 0), (0, shape[0] - array.shape[1]), *((0, 0) for _ in shape[1:])), constant_values=padding
+    )
 
 
 def check_codes(columns: Sequence[Column], path: Path, x: Tensor) -> None:

@@ -77,6 +77,7 @@ def about(run: StoredRun, model: PersonalModel) -> dict[str, Any]:
         if info.transform.inputs
         else {"name": INPUT, "shape": ["batch", *info.shape], "dtype": run.section("data")["dtype"]},
         "inputs": [asdict(one) for one in info.transform.inputs],
+        "padding": info.transform.padding,
         "columns": [asdict(column) for column in info.transform.columns],
         "task": described_task(model.task),
         "output": {"name": output_name(model), "shape": ["batch", *output_shape(model)], "meaning": meaning(model)},

@@ -30,6 +30,8 @@ if sys.argv[1].endswith(".csv"):
     x = np.array([[number(c, row[c["name"]]) for c in about["columns"]] for row in rows], about["input"]["dtype"])
 else:
     x = np.load(sys.argv[1])
+if about["padding"] is not None and x.ndim > 1 and (short := about["input"]["shape"][1] - x.shape[1]) > 0:
+    x = np.pad(x, [(0, 0), (0, short)] + [(0, 0)] * (x.ndim - 2), constant_values=about["padding"])
 if x.dtype != about["input"]["dtype"] or list(x.shape[1:]) != about["input"]["shape"][1:]:
     sys.exit(f"samples are {x.dtype} {x.shape}; the model takes {about['input']['dtype']} {about['input']['shape']}")
 y = session.run(None, {about["input"]["name"]: x})[0]

@@ -208,11 +208,8 @@ def padded(given: Given, padding: Padding) -> Given:
 
     sizes = [sequence_length(x, padding) for x, _ in pairs]
     per_token = all(np.ndim(y) == 1 and len(y) == size for size, (_, y) in zip(sizes, pairs, strict=True))
-    if per_token and isinstance(padding, int) and any(filled_before(x, y, padding) for x, y in pairs):
-        raise CoterieError(
-            f"some sequences have the padding id {padding} among their tokens, with a label: mark tokens that have no "
-            "label by -1, or pass sequences without padding"
-        )
+    if isinstance(padding, int) and not isinstance(padding, bool):
+        check_unused(pairs, padding, per_token)
     most = max(sizes, default=0)
 
     def pad(rows: Rows) -> LabelledPairs:
@@ -222,9 +219,23 @@ def padded(given: Given, padding: Padding) -> Given:
     return given._replace(train=each(pad, train), test=None if test is None else each(pad, test))
 
 
-def filled_before(sample: Any, label: Any, padding: int) -> bool:
-    """Whether a token is padding and has a label all the same."""
-    return bool(((tokens(sample) == padding) & (np.asarray(label) >= 0)).any())
+def check_unused(pairs: Sequence[tuple[Any, Any]], padding: int, per_token: bool) -> None:
+    """Refuse texts with the padding id among their tokens. Texts of one length may be padded at the end already."""
+    if per_token:
+        if any(((tokens(x) == padding) & (np.asarray(y) >= 0)).any() for x, y in pairs):
+            raise CoterieError(
+                f"some sequences have the padding id {padding} among their tokens, with a label: mark tokens that have "
+                "no label by -1, or pass sequences without padding"
+            )
+        return
+    same = len({len(x) for x, _ in pairs}) == 1
+    for x, _ in pairs:
+        at = np.flatnonzero(tokens(x) == padding)
+        if len(at) and not (same and at[0] == len(x) - len(at)):
+            raise CoterieError(
+                f"a sequence of {len(x)} tokens has the padding id {padding} at position {at[0]}; choose an id that no "
+                "text has, or pass sequences without padding"
+            )
 
 
 def sequence_length(sample: Any, padding: Padding) -> int:

@@ -134,10 +134,18 @@ def clients_from(
     source = pooled.dataset(name, reading)
     data = federate(source, divide(source, "natural"), validation, seed)
     data = filled(with_task(data, task, metric, task_args), missing)
+    data = replace(data, transform=with_padding(data.transform, padding))
     refuse_transform(data, transform)
     if transform is not None and not transform.columns:
         transform = replace(transform, columns=data.transform.columns)
+    transform = None if transform is None else with_padding(transform, padding)
     return normalised(data, transform or data.transform, normalise, channel_axis)
+
+
+def with_padding(transform: Transform, padding: int | Mapping[str, float] | None) -> Transform:
+    if isinstance(padding, Mapping):
+        return replace(transform, inputs=tuple(replace(one, padding=padding.get(one.name)) for one in transform.inputs))
+    return replace(transform, padding=padding)
 
 
 def is_table_like(given: Any) -> bool:
