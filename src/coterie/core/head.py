@@ -54,8 +54,6 @@ class NetworkSplit(NamedTuple):
 
 def split_head(network: nn.Module, x: Inputs, expected: tuple[Tensor, Tensor], head: str | None = None) -> NetworkSplit:
     """Encoder and head of a copy of the network. x: (B, ...) its input; expected: its `outputs`; head: a name."""
-    if isinstance(network, nn.Sequential) and len(network):
-        check_end(network[-1])
     found = [named(network, head)] if head is not None else candidates(network, x, expected)
     moved = outputs(shaken(network), x)
     spare = None  # a head that is given more than a vector for each sample: the last layer inside it may fit
@@ -196,11 +194,6 @@ def outputs(network: nn.Module, x: Inputs) -> tuple[Tensor, Tensor]:
         tested = forward(trial.eval(), x)
         torch.default_generator.manual_seed(0)
         return tested, forward(trial.train(), x)
-
-
-def check_end(last: nn.Module) -> None:
-    if isinstance(last, nn.Softmax | nn.Softmax2d):
-        raise CoterieError("the network ends in Softmax, but the loss takes logits: remove this last layer")
 
 
 def check_ties(parts: NetworkSplit) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from coterie.core import dropout, padding
 from coterie.core.data import Transform
+from coterie.core.ends import check_end
 from coterie.core.errors import CoterieError
 from coterie.core.forward import forward
 from coterie.core.head import feature_axis, split_head
@@ -249,6 +250,7 @@ def make_model(
     task.check_output(tuple(expected[0].shape[1:]), label)
     with torch.no_grad():
         check_loss(task, task.scale(expected[0]), label)
+    check_end(network, x, task)
     draws = check_forward(network, x, expected)
     encoder, top, name = split_head(network, x, expected, head)
     start = Weights(weights_of(encoder), weights_of(top))
