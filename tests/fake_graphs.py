@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -25,7 +26,8 @@ class OperationLog(TorchDispatchMode):
         if func._schema.is_mutable:
             self.before += [(t, t.clone()) for t in tree_leaves(args) if isinstance(t, Tensor)]
         made = func(*args, **(kwargs or {}))
-        self.lines.append((func, args, kwargs or {}, made))
+        if torch.Tag.inplace_view not in func.tags:  # they write nothing
+            self.lines.append((func, args, kwargs or {}, made))
         return made
 
     def rewind(self) -> None:
@@ -52,12 +54,13 @@ class FakeGraphs(recording.GraphRecorder):
         lines, step = self.log.lines, self.kind == recording.STEP
         self.recorded += step
 
+        @torch.no_grad()
         def again() -> None:
             self.replayed += step
             for func, args, kwargs, made in lines:
                 found = func(*args, **kwargs)
                 for place, value in zip(tree_leaves(made), tree_leaves(found), strict=True):
                     if isinstance(place, Tensor) and place.data_ptr() != value.data_ptr():
-                        place.copy_(value)
+                        place.copy_(value.reshape(place.shape))
 
         return again

@@ -17,6 +17,7 @@ from coterie.core.tasks import MultiLabel, NextToken, Regression, Segmentation
 from coterie.core.training import LocalTraining
 from coterie.execution import Backend, Looped, Request, Stacked, Streams
 from coterie.execution.choice import Execution
+from coterie.execution.graphs import Graphs
 from coterie.execution.requests import Cohort
 from coterie.federation import History, Settings, federate
 from coterie.methods import METHODS
@@ -205,8 +206,10 @@ def streams(
     """On three branches; recorded: as logs of operations that stand for CUDA graphs."""
     backend = Streams(m, net, data, settings.get("seed", 7), branches=3)
     for branch in backend.branches if recorded else ():
-        branch.graphs.recorder = FakeGraphs()
-    return outcome(backend, **settings)
+        branch.graphs = Graphs(FakeGraphs(), shared=True)
+    made = outcome(backend, **settings)
+    assert all(branch.graphs.recorder for branch in backend.branches) == recorded, "not recorded"
+    return made
 
 
 def distance(a: tree.Tree, b: tree.Tree) -> float:

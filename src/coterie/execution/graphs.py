@@ -63,7 +63,7 @@ class Graphs:
         return (name, *((n, t.shape, t.dtype) for n, t in tree.items(inputs)))
 
     def _capture(self, recorder: GraphRecorder, body: Callable[..., Any], inputs: Any) -> Captured:
-        while len(self.captured) >= KEPT or self._size() > self.room:
+        while self.captured and (len(self.captured) >= KEPT or self._size() > self.room):
             del self.captured[next(iter(self.captured))]
         if self.places is None:
             held = tree.apply(Tensor.clone, inputs)

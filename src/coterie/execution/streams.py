@@ -136,7 +136,7 @@ class Streams(LocalBackend):
         def work(branch: Branch, rows: Sequence[int]) -> Generator[None, None, None]:
             for row in rows:
                 given = (held.places(clients[row]), key[row], rate, job.shared, tree.pick((states, downs), row))
-                made[row] = yield from branch.graphs.parts(f"{job.task} {job.split}", client, given)
+                made[row] = yield from branch.graphs.parts(f"{job.task} {job.split} {job.every}", client, given)
 
         shares = self._shares(job, clients)
         with forked(self.branches, self.device):
@@ -156,7 +156,7 @@ class Streams(LocalBackend):
         for row in sorted(range(len(clients)), key=lambda row: -sizes[clients[row]]):
             size = sizes[clients[row]]
             steps = -(-size // train.batch_size) * (train.local_epochs if job.task == "train" else 1)
-            form = (job.task, job.split, size)
+            form = (job.task, job.split, job.every, size)
             done = [old + steps + RECORDING * (form not in b.met) for old, b in zip(load, self.branches, strict=True)]
             first = done.index(min(done))
             load[first] = done[first]
