@@ -138,7 +138,7 @@ def test_a_cohort_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -
     def small(self: Stacked, job: Request, cohort: Any, states: Any, downs: Any) -> Any:
         calls.append(len(cohort.clients))
         if len(cohort.clients) > 2:
-            raise torch.cuda.OutOfMemoryError("no room")
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
         return plain(self, job, cohort, states, downs)
 
     monkeypatch.setattr(Stacked, "_run", small)
@@ -150,7 +150,7 @@ def test_a_cohort_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -
 
 def test_one_client_that_does_not_fit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*args: Any) -> Any:
-        raise torch.cuda.OutOfMemoryError("no room")
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(Stacked, "_run", never)
     with pytest.raises(coterie.CoterieError, match="not even one client fits"):

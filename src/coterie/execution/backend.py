@@ -26,6 +26,7 @@ from coterie.execution.scoring import Scores, constant_score, has_global, weighe
 
 PRECISIONS = ("fp32", "tf32", "bf16")  # of matrix products
 REMEMBERED = 16  # requests whose cohorts are remembered
+TOO_LARGE = "out of memory: not even one client fits; try a smaller batch or network"
 
 
 class Backend(ABC):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from coterie.core import tree
 from coterie.gpu.recording import GraphRecorder, Recorded
+
+log = logging.getLogger("coterie")
 
 KEPT = 256  # recordings at a time: clients of different sizes come in about a hundred shapes
 
@@ -92,3 +95,10 @@ class Graphs:
                 self.places[key] = place = t.clone()
             found[name] = place
         return tree.fill(given, found)
+
+
+def unrecorded(error: Exception) -> Graphs:
+    """Compute without recordings from now on, after a warning with the reason."""
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    log.warning("clients are computed without CUDA graphs, because they cannot be recorded: %s", reason)
+    return Graphs(None)

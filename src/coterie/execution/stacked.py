@@ -14,15 +14,15 @@ from torch import Tensor
 from coterie.core import tree
 from coterie.core.batch import Data
 from coterie.core.data import FederatedData
-from coterie.core.errors import CoterieError
+from coterie.core.errors import CoterieError, out_of_memory
 from coterie.core.forward import attention_for_vmap
 from coterie.core.method import AnyMethod
 from coterie.core.metrics import SummedMetric
 from coterie.core.model import Model
-from coterie.execution.backend import LocalBackend, check_draws
+from coterie.execution.backend import TOO_LARGE, LocalBackend, check_draws
 from coterie.execution.cohorts import CohortPartition, largest_cohort, memory
 from coterie.execution.device_split import device_splits
-from coterie.execution.graphs import Graphs
+from coterie.execution.graphs import Graphs, unrecorded
 from coterie.execution.requests import Cohort, Request, act, keys
 from coterie.execution.scoring import measured, slices
 from coterie.gpu import devices, sampling
@@ -81,20 +81,23 @@ class Stacked(LocalBackend):
             return torch.stack([measured(task, output[: len(y)], y, job.every) for output, y in rows])
 
     def _fitting(self, job: Request, cohort: Cohort, states: Any, downs: Any) -> Any:
-        """Compute the cohort, in halves if it does not fit into GPU memory."""
-        count = len(cohort.clients)
+        """Compute the cohort, in halves if it does not fit into memory, unrecorded if it cannot be recorded."""
+        count = size = len(cohort.clients)
         try:
             return self._run(job, cohort, states, downs)
-        except torch.cuda.OutOfMemoryError:
-            if count == 1:
-                raise CoterieError(
-                    "out of memory: not even one client fits into the memory of the GPU; try a smaller batch or network"
-                ) from None
-        self.most = (count + 1) // 2
+        except RuntimeError as error:
+            if out_of_memory(error):
+                if count == 1:
+                    raise CoterieError(TOO_LARGE) from None
+                size = self.most = (count + 1) // 2
+            elif self.graphs.recorder:
+                self.graphs = unrecorded(error)
+            else:
+                raise
         self.graphs.captured.clear()
         torch.cuda.empty_cache()
         parts = []
-        for part in slices(count, self.most):
+        for part in slices(count, size):
             half = cohort._replace(clients=cohort.clients[part], ids=cohort.ids[part], rows=cohort.rows[part])
             rows = torch.arange(part.start, part.stop, device=self.device)
             parts.append(self._fitting(job, half, *tree.pick((states, downs), rows)))

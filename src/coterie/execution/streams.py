@@ -8,7 +8,6 @@ weights. Clients wait for no other client and are not padded.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -24,17 +23,15 @@ from coterie.core.errors import CoterieError, out_of_memory
 from coterie.core.method import AnyMethod
 from coterie.core.metrics import SummedMetric
 from coterie.core.model import Model
-from coterie.execution.backend import LocalBackend, check_draws
+from coterie.execution.backend import TOO_LARGE, LocalBackend, check_draws
 from coterie.execution.cohorts import largest_cohort, memory
 from coterie.execution.device_split import device_splits
-from coterie.execution.graphs import Graphs
+from coterie.execution.graphs import Graphs, unrecorded
 from coterie.execution.requests import Cohort, Request, act, consecutive, keys
 from coterie.execution.scoring import measured
 from coterie.gpu import devices
 from coterie.gpu.operations import fused_on
 from coterie.gpu.recording import CudaGraphs
-
-log = logging.getLogger("coterie")
 
 BRANCHES = 5  # clients side by side
 RECORDINGS = 1 / 16  # of the GPU's memory, for what the recordings of all branches read and write
@@ -107,16 +104,12 @@ class Streams(LocalBackend):
         except RuntimeError as error:
             if out_of_memory(error):
                 if len(self.branches) == 1:
-                    raise CoterieError(
-                        "out of memory: not even one client fits into the memory of the GPU; try a smaller batch or "
-                        "network"
-                    ) from None
+                    raise CoterieError(TOO_LARGE) from None
                 self._open(len(self.branches) // 2)
             elif any(branch.graphs.recorder for branch in self.branches):
-                reason = str(error).strip().splitlines()[0]
-                log.warning("clients are computed without CUDA graphs, because they cannot be recorded: %s", reason)
+                plain = unrecorded(error)
                 for branch in self.branches:
-                    branch.graphs = Graphs(None)
+                    branch.graphs = plain
             else:
                 raise
         torch.cuda.empty_cache()
