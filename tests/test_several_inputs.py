@@ -216,7 +216,7 @@ def test_exported_models_take_the_inputs_by_name(data: FederatedData, tmp_path: 
     found = torch.export.load(program).module()(x)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
     onnxruntime = pytest.importorskip("onnxruntime")
-    path, _ = export(run, "a", "onnx", tmp_path / "a.onnx")
+    (path,) = export(run, "a", "onnx", tmp_path / "a.onnx")
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     (made,) = session.run(["logits"], {name: values.numpy() for name, values in x.items()})
     np.testing.assert_allclose(made, expected.numpy(), rtol=0, atol=1e-5)

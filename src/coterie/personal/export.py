@@ -139,6 +139,8 @@ def write_onnx(model: PersonalModel, description: dict[str, Any], path: Path) ->
         )  # fmt: skip
     assert made is not None
     made.model.metadata_props["about"] = json.dumps(description)
+    if not isinstance(x, Tensor):  # the script reads one input
+        return [write_file(path, made.model_proto.SerializeToString())]
     script = path.with_name(f"{path.stem}{ENDING}")
     if script.exists():
         raise CoterieError(f"{script} exists already; name another file with --out, or remove it")
