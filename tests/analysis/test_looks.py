@@ -60,13 +60,18 @@ def test_a_method_looks_the_same_by_id_and_title_and_unlike_all_others() -> None
     assert styles["fedpac"] == (COLORS[0].light, "-", "o")
 
 
-def test_variants_of_a_method_have_the_method_s_look_once_and_then_free_colors() -> None:
-    found = looks(["FedPAC, lr 0.1", "Ditto", "FedPAC, lr 0.2", "mine"])
+def test_variants_of_a_method_have_its_color_and_other_dashes() -> None:
+    found = looks(["FedPAC, lr 0.1", "Ditto", "FedPAC, lr 0.2", "FedPAC (again)", "mine", "mine, lr 1"])
     assert found["FedPAC, lr 0.1"] == looks(["fedpac"])["fedpac"]
     assert found["Ditto"] == looks(["ditto"])["ditto"]
-    assert len({look.color for look in list(found.values())[:3]}) == 3
-    many = looks([f"FedPAC, lr {i}" for i in range(40)])
-    assert len(set(many.values())) == 40
+    own = [look for label, look in found.items() if label.startswith("FedPAC")]
+    assert {look.color for look in own} == {0}
+    assert len({look.dashes for look in own}) == 3
+    assert found["mine"].color == found["mine, lr 1"].color
+    assert looks(["FedPAC, lr 0.1", "FedPAC"])["FedPAC"] == looks(["fedpac"])["fedpac"]
+    many = looks([f"FedPAC, lr {i}" for i in range(40)] + list(METHODS))
+    assert len(set(many.values())) == 40 + len(METHODS)
+    assert many["fedavg"] == looks(["fedavg"])["fedavg"]
 
 
 def test_looks_differ_without_color() -> None:

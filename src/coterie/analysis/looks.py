@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -50,24 +51,29 @@ def looks(labels: Sequence[str]) -> dict[str, Look]:
     """The look of each label in a figure or report.
 
     A method always has the same look, by its id or title. Among variants of a method, such as "FedPAC, lr 0.1", the
-    first gets the method's look if it is free, and the others get unused colors while there are any.
+    first gets the method's look if it is free, and the others its color with other dashes.
     """
-    known = order()
-    found = {label: known[spelling(label)] for label in labels if spelling(label) in known}
-    for label in labels:
-        if label not in found:
-            found[label] = free(preferred(label), set(found.values()))
+    known, methods = order(), dict[str, int]()
+    for name in sorted(map(method_of, labels), key=lambda name: name not in known):  # others take what is left
+        if name not in methods:
+            methods[name] = known[name] if name in known else free(name, set(methods.values()))
+    found: dict[str, int] = {}
+    for label in sorted(labels, key=lambda label: spelling(label) != method_of(label)):  # a method before its variants
+        number, taken = methods[method_of(label)], {*found.values(), *methods.values()}
+        if number in found.values():
+            number = next(n for n in itertools.count(number, len(COLORS)) if n not in taken)
+        found[label] = number
     return {label: numbered(found[label]) for label in labels}
 
 
-def preferred(label: str) -> int:
-    """The number of the method at the start of a label; for other labels, a number derived from their letters."""
-    known, name = order(), spelling(re.split(r", | \(| on ", label, maxsplit=1)[0])
-    return known.get(name, len(known) + sum(map(ord, name)))
+def method_of(label: str) -> str:
+    """The spelling of the method at the start of a label."""
+    return spelling(re.split(r", | \(| on ", label, maxsplit=1)[0])
 
 
-def free(wanted: int, taken: set[int]) -> int:
-    """The wanted number; else the first of an unused color; else the next that is not taken."""
+def free(name: str, taken: set[int]) -> int:
+    """A number for a method that is not ours, from its letters; of an unused color if it is taken."""
+    wanted = len(order()) + sum(map(ord, name))
     if wanted not in taken:
         return wanted
     used = {numbered(number).color for number in taken}

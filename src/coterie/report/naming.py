@@ -19,6 +19,7 @@ OF_PARTITION = frozenset(  # and those that differ where each seed has its own p
     {"data.content", "data.new_content", "data.partition.hash", "data.partition.seed"}
     | {"data.train_sizes", "data.test_sizes"}
 )
+MOST_SETTINGS, MOST_LETTERS = 2, 20  # in a name, and of a setting in it
 
 
 class Reported(NamedTuple):
@@ -87,27 +88,79 @@ def client_label(run: StoredRun, number: int, point: str) -> str:
 
 
 def details(runs: Sequence[StoredRun]) -> list[str]:
-    """For each run, how it differs from others of its method; empty if only the seed differs."""
-    groups: dict[str, list[tuple[StoredRun, dict[str, Any]]]] = {}
+    """For each run, how it differs from others of its method: the same for runs that differ only in their seed."""
+    methods: dict[str, list[StoredRun]] = {}
     for run in runs:
-        groups.setdefault(run.title, []).append((run, settings(run)))
-    found = {id(run): detail(run, own, group) for group in groups.values() for run, own in group}
+        methods.setdefault(run.title, []).append(run)
+    found: dict[int, str] = {}
+    for own in methods.values():
+        equal: dict[str, list[StoredRun]] = {}
+        for run in own:
+            equal.setdefault(json.dumps(settings(run), sort_keys=True), []).append(run)
+        variants = list(equal.values())
+        for words, variant in zip(distinguished(variants), variants, strict=True):
+            trainings = repetitions(variant)
+            for more, training in zip(told_apart(trainings), trainings, strict=True):
+                found |= {id(run): words + more for run in training}
     return [found[id(run)] for run in runs]
 
 
-def detail(run: StoredRun, own: Mapping[str, Any], group: Sequence[tuple[StoredRun, Mapping[str, Any]]]) -> str:
-    data = own.get("data.name")
-    same = [(other, others) for other, others in group if others.get("data.name") == data]
-    if len(same) < len(group):
-        return f" on {data}{detail(run, own, same)}"
-    differ = [name for name in own if any(other.get(name) != own[name] for _, other in group)]
-    begun = [(other.seed, start(other)) for other, others in group if others == own]
-    if begun.count((run.seed, start(run))) > 1 or len(differ) > 2:
-        return f" ({run.folder.name})"
-    words = [f", {name.rsplit('.', 1)[-1].replace('_', ' ')} {own[name]}" for name in differ]
-    if len(set(begun)) > len({seed for seed, _ in begun}):  # one seed, but different initial weights
-        words.append(f", start {start(run)[:7]}")
-    return "".join(words)
+def distinguished(variants: Sequence[Sequence[StoredRun]]) -> list[str]:
+    """How each variant of a method, with settings of its own, differs from the others."""
+    own = [settings(runs[0]) for runs in variants]
+    several = len({chosen.get("data.name") for chosen in own}) > 1
+    words = []
+    for chosen in own:
+        data = chosen.get("data.name")
+        same = [other for other in own if other.get("data.name") == data]
+        differ = [name for name in chosen if any(other.get(name) != chosen[name] for other in same)]
+        differ = [name for name in differ if is_short(chosen[name])]
+        listed = [f", {name.rsplit('.', 1)[-1].replace('_', ' ')} {chosen[name]}" for name in differ[:MOST_SETTINGS]]
+        more = ", ..." * (len(differ) > MOST_SETTINGS)
+        words.append(f"{f' on {data}' * several}{''.join(listed)}{more}")
+    return with_folders(words, variants)
+
+
+def repetitions(variant: Sequence[StoredRun]) -> list[list[StoredRun]]:
+    """Runs with equal settings in groups in which every seed is there once; runs of one folder stay together."""
+    starts = {(run.seed, start(run)) for run in variant}
+    shared = {one for one, seeds in Counter(one for _, one in starts).items() if seeds > 1}  # not of a seed
+    folders = Counter(run.folder.parent for run in variant)
+    found: list[list[StoredRun]] = []
+
+    def fits(run: StoredRun, group: Sequence[StoredRun]) -> bool:
+        weights = {start(run), start(group[0])}
+        return run.seed not in {other.seed for other in group} and (len(weights) == 1 or not weights & shared)
+
+    for run in sorted(variant, key=lambda run: -folders[run.folder.parent]):
+        fitting = [group for group in found if fits(run, group)]
+        near = [group for group in fitting if run.folder.parent in {other.folder.parent for other in group}]
+        if fitting:
+            (near or fitting)[0].append(run)
+        else:
+            found.append([run])
+    return found
+
+
+def told_apart(groups: Sequence[Sequence[StoredRun]]) -> list[str]:
+    """Names of repetitions: their initial weights where these differ, else their folders."""
+    starts = [{start(run) for run in group} for group in groups]
+    if len(set().union(*starts)) == len(groups) and all(len(own) == 1 for own in starts):
+        return with_folders([f", start {next(iter(own))[:7]}" * (len(groups) > 1) for own in starts], groups)
+    return with_folders([""] * len(groups), groups)
+
+
+def with_folders(words: Sequence[str], groups: Sequence[Sequence[StoredRun]]) -> list[str]:
+    """The words, with the folder of the runs where they are not unique."""
+    folders = [(runs[0].folder if len(runs) == 1 else runs[0].folder.parent).name for runs in groups]
+    full = [f"{w} ({f})" if words.count(w) > 1 else w for w, f in zip(words, folders, strict=True)]
+    nth = [full[: i + 1].count(text) for i, text in enumerate(full)]
+    return [f"{text[:-1]}, {n})" if full.count(text) > 1 else text for text, n in zip(full, nth, strict=True)]
+
+
+def is_short(value: Any) -> bool:
+    """Whether the value of a setting can be part of a name."""
+    return value is None or isinstance(value, int | float) or (isinstance(value, str) and len(value) <= MOST_LETTERS)
 
 
 def settings(run: StoredRun) -> dict[str, Any]:
@@ -145,9 +198,10 @@ class Named(NamedTuple):
 
 def named(runs: Sequence[StoredRun]) -> list[Named]:
     """Runs with unique names, after the first number that each reports."""
-    first = {id(e.run): e for e in reversed(entries(runs))}
-    found = [(run, first.get(id(run))) for run in runs]
-    names = [entry.name if entry else run.title for run, entry in found]
-    if len(set(names)) < len(names):
-        names = [f"{run.title} ({run.folder.name})" for run in runs]
-    return [Named(*row) for row in zip(runs, names, strict=True)]
+    first = {id(e.run): e.name for e in reversed(entries(runs))}
+    labels = [f"{run.title}{detail}" for run, detail in zip(runs, details(runs), strict=True)]
+    names = [
+        first.get(id(run), label if labels.count(label) == 1 else f"{label}, seed {run.seed}")
+        for run, label in zip(runs, labels, strict=True)
+    ]
+    return [Named(*row) for row in zip(runs, with_folders(names, [[run] for run in runs]), strict=True)]
