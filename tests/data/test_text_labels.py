@@ -56,6 +56,10 @@ def test_amounts_and_identifiers_in_text_are_not_classes(tmp_path: Path, form: s
     assert goal(table(tmp_path, labels), task="classification").startswith("classification")
 
 
+def test_fractions_of_any_size_are_a_regression(tmp_path: Path) -> None:
+    assert goal(table(tmp_path, [f"{1000 * s + 0.5}" for s in SCORES])).startswith("regression")
+
+
 def test_decimal_commas_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CoterieError, match="decimal comma"):
         goal(table(tmp_path, [f"{s:.2f}".replace(".", ",") for s in SCORES]))

@@ -71,10 +71,14 @@ def guessed(parts: Sequence[Part], classes: tuple[str, ...] | None) -> type[Task
         if part.y.shape[1:] != shape:
             raise CoterieError(f"{part.place(0)}: labels of shape {part.y.shape[1:]}, others have {shape}")
     whole = all(part.y.dtype.kind in "iU" for part in parts)
-    if not shape and not classes:
-        check_classes_or_amounts(parts)
+    if not shape and not classes and any(part.y.dtype.kind == "U" for part in parts):
+        check_text_labels(parts)
+    if not shape and any(map(has_fractions, parts)):
+        return Regression
     if not shape:
-        return Regression if any(map(has_fractions, parts)) else Classification
+        if not classes and all(part.y.dtype.kind != "U" for part in parts):
+            check_classes_or_amounts(parts)
+        return Classification
     if whole and parts[0].x.dtype.kind == "i" and parts[0].x.shape[1:] == shape:
         return NextToken
     if len(shape) == 1:
@@ -90,9 +94,6 @@ def guessed(parts: Sequence[Part], classes: tuple[str, ...] | None) -> type[Task
 
 def check_classes_or_amounts(parts: Sequence[Part]) -> None:
     """Refuse to guess from many whole numbers with gaps, such as ages: as classes, most would have no samples."""
-    if any(part.y.dtype.kind == "U" for part in parts):
-        check_text_labels(parts)
-        return
     values = np.unique(np.concatenate([part.y[np.isfinite(part.y) & (part.y >= 0)] for part in parts]))
     if len(values) > FEW_CLASSES and len(values) < USED * (values[-1] + 1):
         raise CoterieError(
