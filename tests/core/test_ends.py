@@ -62,8 +62,8 @@ def test_targets_that_are_not_standardized_may_be_bounded() -> None:
 
 def test_classes_along_other_axes() -> None:
     tokens = nn.Sequential(nn.Embedding(5, 8), nn.Linear(8, 5), nn.Softmax(2))
-    with pytest.raises(CoterieError, match="ends in a softmax.*next-token"):
+    with pytest.raises(CoterieError, match=r"ends in a softmax.*next-token"):
         make_model(tokens, (6,), NextToken(5), sample_type=torch.int64, label=(6,))
     pixels = nn.Sequential(nn.Conv2d(1, 4, 1), nn.Conv2d(4, 3, 1), nn.Softmax2d())
-    with pytest.raises(CoterieError, match="ends in a softmax.*segmentation"):
+    with pytest.raises(CoterieError, match=r"ends in a softmax.*segmentation"):
         make_model(pixels, (1, 4, 4), Segmentation(3), label=(4, 4))

@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations
 from coterie.core.errors import CoterieError
 from coterie.core.model import make_model
 from coterie.core.rehearsal import rehearse
-from coterie.core.task import Task
+from coterie.core.task import Classification, Task
 from coterie.core.tasks import NextToken, Regression, Segmentation
 from coterie.core.tree import Live
 from coterie.methods.fedcp import FedCP
@@ -314,3 +314,27 @@ def test_a_head_that_does_not_tell_the_axis_is_refused_where_it_matters() -> Non
     for method, reason in (FedDBE(), unknown), (MOON(), unknown), (FedCP(), "FedCP needs a head whose first layer is"):
         with pytest.raises(CoterieError, match=reason):
             rehearse(method, model, torch.rand(6, 1, 2, 3), torch.rand(6, 2))
+
+
+def test_a_loss_without_a_gradient_is_refused() -> None:
+    class Constant(Regression):
+        name = "constant"
+
+        def loss(self, output: Tensor, y: Tensor) -> Tensor:
+            return super().loss(output.detach(), y)
+
+    with pytest.raises(CoterieError, match=r"task constant: the loss has no gradient.*without detach\(\)"):
+        make_model(nn.Sequential(*BODY, nn.Linear(8, 1)), (1, 12, 12), Constant(1), label=(1,))
+
+
+@pytest.mark.parametrize(
+    ("task", "says"),
+    [
+        (lambda: Classification(2, class_weights=[0, 0]), "not all 0"),
+        (lambda: Regression(1, [0.0], [-2.0]), "std at least 0"),
+        (lambda: Regression(1, [float("nan")]), "finite"),
+    ],
+)
+def test_tasks_that_train_nothing_are_refused(task: Callable[[], Task], says: str) -> None:
+    with pytest.raises(CoterieError, match=says):
+        task()

@@ -108,15 +108,25 @@ class Task(nn.Module, ABC):
 
 
 def check_loss(task: Task, output: Tensor, label: tuple[int, ...]) -> None:
-    """Refuse losses in which samples influence each other, by a mean or by an axis too many. output: of two samples."""
-    y = task.example(label)
+    """Refuse losses without a gradient, and losses in which samples influence each other, by a mean or by an axis too
+    many. output: of the network for two samples.
+    """
+    output, y = output.detach().requires_grad_(), task.example(label)
     if y.is_floating_point():
         y = y + torch.arange(2.0, dtype=y.dtype).view(2, *[1] * (y.ndim - 1))  # two different ones
     try:
-        both = task.loss(output, y)
-        each = torch.cat([task.loss(output[i : i + 1], y[i : i + 1]) for i in (0, 1)])
+        with torch.enable_grad():
+            both = task.loss(task.scale(output), y)
+        with torch.no_grad():
+            scaled = task.scale(output)
+            each = torch.cat([task.loss(scaled[i : i + 1], y[i : i + 1]) for i in (0, 1)])
     except Exception:  # of user's code, which is tried again with samples and then named
         return
+    if both.numel() and not both.requires_grad:
+        raise CoterieError(
+            f"task {task.name}: the loss has no gradient with respect to the outputs, so nothing would be trained; "
+            "compute it with differentiable operations of torch, without detach() and item()"
+        )
     if both.shape == each.shape == (2,) and not torch.allclose(both, each, rtol=1e-3, atol=1e-5, equal_nan=True):
         raise CoterieError(
             f"task {task.name}: the loss of a sample depends on the other samples of its batch; compute it from its "
@@ -166,8 +176,8 @@ class Classification(Task):
             raise CoterieError(
                 f"class_weights must have a number for each of {classes} classes, got {len(class_weights)}"
             )
-        if any(not 0 <= weight < math.inf for weight in class_weights):
-            raise CoterieError(f"class_weights must be at least 0 and finite, got {list(class_weights)}")
+        if any(not 0 <= weight < math.inf for weight in class_weights) or (class_weights and not any(class_weights)):
+            raise CoterieError(f"class_weights must be at least 0 and finite, and not all 0, got {list(class_weights)}")
         if not 0 <= label_smoothing < 1:
             raise CoterieError(f"label_smoothing must be at least 0 and below 1, got {label_smoothing}")
         self.classes, self.label_smoothing = classes, label_smoothing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -98,6 +99,8 @@ class Regression(Task):
         metric: str | None = None,
     ) -> None:
         mean, std = list(mean) or [0.0] * targets, list(std) or [1.0] * targets
+        if not all(math.isfinite(value) for value in (*mean, *std)) or min(std, default=0) < 0:
+            raise CoterieError(f"mean and std of regression are finite, and std at least 0, got mean={mean}, std={std}")
         std = [s if s > 1e-8 * abs(m) else 1.0 for m, s in zip(mean, std, strict=False)]
         super().__init__(metrics.NUMBERS, metric, targets=targets, mean=mean, std=std, loss=loss)
         if loss not in LOSSES:
