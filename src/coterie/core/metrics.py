@@ -14,7 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from coterie.core.errors import CoterieError
 from coterie.core.metric_scale import MetricScale
+from coterie.core.user_code import failure, users_lines
 
 BINS = 15  # of the expected calibration error
 
@@ -31,8 +33,29 @@ class Metric(ABC):
         return MetricScale(self.name, self.higher, self.share, self.counts)
 
     @abstractmethod
-    def __call__(self, output: Tensor, y: Tensor) -> Tensor:
-        """() on all samples of a client: output (n, ...), y (n, ...). NaN where it is undefined."""
+    def __call__(self, output: Tensor, y: Tensor) -> Tensor | float:
+        """The value on all samples of a client: output (n, ...), y (n, ...). NaN where it is undefined."""
+
+
+def measure(metric: Metric, output: Tensor, y: Tensor) -> Tensor:
+    """() float64, the metric of outputs (n, ...) and labels (n, ...). Errors name the metric."""
+    try:
+        made: object = metric(output, y)
+    except Exception as error:
+        if isinstance(error, CoterieError) or not users_lines(error):
+            raise
+        raise failure(f"the metric '{metric.name}' failed", error) from error
+    try:
+        value = torch.as_tensor(made, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        value = torch.zeros(0)
+    if value.ndim:
+        found = f"values of shape {tuple(value.shape)}" if len(value) else f"a {type(made).__name__}"
+        raise CoterieError(
+            f"the metric '{metric.name}' returns {found}; it must return one number for all samples of a client, NaN "
+            "where it is undefined"
+        )
+    return value
 
 
 @dataclass(frozen=True)
@@ -51,9 +74,9 @@ class SummedMetric(Metric):
 class OutputMetric(Metric):
     """A metric that needs all outputs of a client at once."""
 
-    compute: Callable[[Tensor, Tensor], Tensor]
+    compute: Callable[[Tensor, Tensor], Tensor | float]
 
-    def __call__(self, output: Tensor, y: Tensor) -> Tensor:
+    def __call__(self, output: Tensor, y: Tensor) -> Tensor | float:
         return self.compute(output, y)
 
 

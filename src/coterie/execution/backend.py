@@ -22,7 +22,7 @@ from coterie.core.wrapper import innermost
 from coterie.execution.answers import Answers, Returned, in_order, rows_where
 from coterie.execution.memory import ClientMemory
 from coterie.execution.requests import Cohort, CohortInput, Request, Turn
-from coterie.execution.scoring import Scores, constant_score, has_global, weighed
+from coterie.execution.scoring import Scores, constant_score, has_global, try_metrics, weighed
 
 PRECISIONS = ("fp32", "tf32", "bf16")  # of matrix products
 REMEMBERED = 16  # requests whose cohorts are remembered
@@ -129,7 +129,9 @@ class LocalBackend(Backend):
 
     def rehearse(self) -> None:
         """Try the method on a few samples; errors name the function and what is wrong with it."""
-        rehearse(self.method, self.model.to("cpu"), *rehearsal_samples(self.data))
+        model = self.model.to("cpu")
+        rehearse(self.method, model, *rehearsal_samples(self.data))
+        try_metrics(model, self.data.test)
 
     @abstractmethod
     def cohorts(self, job: Request, clients: Tensor) -> Sequence[Cohort]:

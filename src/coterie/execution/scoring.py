@@ -13,10 +13,12 @@ from coterie.core import padding
 from coterie.core.batch import TEST_BATCH, Data
 from coterie.core.data import FederatedData, Split
 from coterie.core.method import AnyMethod
-from coterie.core.metrics import ACCURACY, SummedMetric
+from coterie.core.metrics import ACCURACY, SummedMetric, measure
 from coterie.core.model import Model
 from coterie.core.task import Task
+from coterie.core.tasks import TASKS
 
+TRIED = 64  # samples of a client that own metrics are tried on
 SERVER = -1  # in place of a client: the server's own test samples
 
 
@@ -105,9 +107,21 @@ def measured(task: Task, output: Tensor, y: Tensor, every: bool = False) -> Tens
     loss = task.loss(output, y).to(torch.float64).sum()  # on the device, where the task has its constants
     output, y = output.cpu(), y.cpu()
     metrics = task.metrics if every else (task.metric,)
-    values = [metric(output, y).to(torch.float64) for metric in metrics]
+    values = [measure(metric, output, y) for metric in metrics]
     found = torch.stack([*values, loss.cpu()])
     return (torch.cat([found, task.detail(output, y)]) if every else found).to(loss.device)
+
+
+def try_metrics(model: Model, split: Split) -> None:
+    """Compute the metrics of a user's task on samples of the first client that has some; each must be one number."""
+    own = next((own for own in split.ranges() if own.stop > own.start), None)
+    if own is None or type(model.task) in TASKS.values():
+        return
+    x, y = split.x[own][:TRIED], split.y[own][:TRIED]
+    with torch.no_grad():
+        output = model(model.start, x)
+    for metric in model.task.metrics:
+        measure(metric, output, y)
 
 
 def slices(stop: int, size: int) -> list[slice]:
@@ -126,6 +140,7 @@ def constant_score(task: Task, split: Split) -> float | None:
         return majority_share(split.class_counts(task.classes))
     if task.constant is None or not len(split.y):
         return None
-    values = [(task.metric(task.constant.expand_as(y), y), len(y)) for y in map(split.y.__getitem__, split.ranges())]
+    labels = map(split.y.__getitem__, split.ranges())
+    values = [(measure(task.metric, task.constant.expand_as(y), y), len(y)) for y in labels]
     found = sum(float(value) * samples for value, samples in values if samples) / len(split.y)
     return found if math.isfinite(found) else None
