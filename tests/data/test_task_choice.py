@@ -17,3 +17,33 @@ def test_labels_that_are_all_ignored_are_refused() -> None:
         coterie.clients_from(none, task="next-token", task_args={"classes": 5})
     some = [none[0], TensorDataset(tokens[1], tokens[1])]
     assert coterie.clients_from(some, task="next-token").task.described() == "next token, vocabulary of 5"
+
+
+CLASSES = [TensorDataset(torch.randn(20, 3), torch.arange(20) % 2) for _ in range(2)]
+NUMBERS = [TensorDataset(torch.randn(20, 3), torch.randn(20)) for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("clients", "options", "says"),
+    [
+        (CLASSES, "label_smoothing=abc", "label_smoothing of task classification must be a number, got 'abc'"),
+        (CLASSES, "class_weights=3", "class_weights of task classification must be a list, each a number, got 3"),
+        (CLASSES, "class_weights=[1,x]", "NAME=VALUE"),
+        (CLASSES, "positive=1.5", "positive of task classification must be a whole number"),
+        (CLASSES, "metric=3", "metric of task classification must be text or None"),
+        (CLASSES, "classes=a", "classes"),
+        (CLASSES, "classes=5", "option classes is 5, but the labels have 2 classes: 0, 1"),
+        (NUMBERS, "mean=5", "mean of task regression must be a list"),
+        (NUMBERS, "loss=3", "loss of task regression must be text"),
+    ],
+)
+def test_options_of_another_type_are_refused(clients: list[TensorDataset], options: str, says: str) -> None:
+    with pytest.raises(CoterieError, match=says):
+        coterie.clients_from(clients, task_args=options)
+
+
+def test_options_are_taken() -> None:
+    data = coterie.clients_from(CLASSES, task_args={"class_weights": (1, 2.5), "positive": 0, "classes": 2})
+    assert data.task.options["class_weights"] == [1, 2.5]
+    named = coterie.clients_from(CLASSES, classes=["no", "yes"], task_args={"class_weights": {"yes": 1, "no": 2}})
+    assert named.task.options["class_weights"] == [2, 1]

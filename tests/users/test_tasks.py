@@ -214,7 +214,7 @@ def test_regression_by_commands(
         ({"label": "p", "task_args": {"class_weights": [1.0]}}, r"class_weights must have a number for each of 2"),
         (
             {"label": "p", "task_args": "class_weights=balanced"},
-            r"class_weights are numbers, one for each class in order",
+            r"class_weights of task classification must be a list, each a number",
         ),
         ({"label": "p", "task_args": "class_weights={0: 2}"}, r"needs a number for each class: 0, 1; got 0"),
         ({"label": "p", "task_args": "positive=yes"}, r"unknown class for positive 'yes'"),

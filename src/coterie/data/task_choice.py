@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import ast
 import inspect
+import types
+import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from coterie.core.data import FederatedData
-from coterie.core.errors import CoterieError, unknown
+from coterie.core.errors import CoterieError, shortened, unknown
 from coterie.core.task import Task
 from coterie.core.tasks import NextToken, task_class
+from coterie.core.validation import PLAIN, fits
 
 
 def with_task(
@@ -28,6 +32,11 @@ def with_task(
     """
     given = by_number(read_options(options), data.class_names)
     given |= {} if metric is None else {"metric": metric}
+    if data.class_names and given.get("classes", len(data.class_names)) != len(data.class_names):
+        raise CoterieError(
+            f"option classes is {given['classes']}, but the labels have {len(data.class_names)} classes: "
+            f"{shortened(data.class_names)}; leave the option out"
+        )
     if isinstance(task, Task):
         made = made_by(type(task), {**task.options, **given}) if given else task
     elif task is None or task_class(task) is type(data.task):
@@ -97,10 +106,40 @@ def plain(node: ast.expr) -> Any:
 
 
 def check_options(kind: type[Task], options: Mapping[str, Any]) -> None:
-    """Refuse options that the constructor of a task does not take."""
+    """Refuse options that the constructor of a task does not take, and values of another type than it names."""
     takes = inspect.signature(kind).parameters
+    try:
+        hints = typing.get_type_hints(kind.__init__)
+    except (NameError, TypeError, AttributeError):  # annotations of a user's class that cannot be resolved
+        hints = {}
+    for name, value in options.items():
+        if name in hints and not fits_hint(value, hints[name]):
+            raise CoterieError(f"option {name} of task {kind.name} must be {in_words(hints[name])}, got {value!r:.60}")
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in takes.values()):
         return
     for name in options:
         if name not in takes:
             raise CoterieError(f"task {kind.name} has no option '{name}'; it has: {', '.join(takes) or 'none'}")
+
+
+def fits_hint(value: object, hint: Any) -> bool:
+    """Whether a value is of an annotated type: a number, text, a sequence of them, or one of several; others are."""
+    if isinstance(hint, types.UnionType):
+        return any(fits_hint(value, one) for one in typing.get_args(hint))
+    if is_sequence(hint):
+        inner, value = typing.get_args(hint)[0], value.tolist() if isinstance(value, np.ndarray | Tensor) else value
+        return isinstance(value, Sequence) and not isinstance(value, str) and all(fits_hint(v, inner) for v in value)
+    return hint not in PLAIN or fits(value, hint)
+
+
+def is_sequence(hint: Any) -> bool:
+    origin = typing.get_origin(hint)
+    return isinstance(origin, type) and issubclass(origin, Sequence) and bool(typing.get_args(hint))
+
+
+def in_words(hint: Any) -> str:
+    if isinstance(hint, types.UnionType):
+        return " or ".join(map(in_words, typing.get_args(hint)))
+    if is_sequence(hint):
+        return f"a list, each {in_words(typing.get_args(hint)[0])}"
+    return PLAIN.get(hint, str(hint))
