@@ -122,6 +122,14 @@ def test_refused(given: Any, options: dict[str, Any], says: str) -> None:
         coterie.clients_from(given, **options)
 
 
+def test_tables_of_different_columns_name_the_client() -> None:
+    north = {"a": [1.0, 2.0] * 4, "b": [3.0, 4.0] * 4, "y": [0, 1] * 4}
+    less = {name: values for name, values in north.items() if name != "b"}
+    for south, said in ((less, "missing: b"), ({**north, "z": north["a"]}, "unexpected: z")):
+        with pytest.raises(CoterieError, match=rf"client south: columns differ from .* the first table \({said}\)"):
+            coterie.clients_from({"north": north, "south": south}, label_column="y")
+
+
 def test_files_are_not_data_in_memory() -> None:
     with pytest.raises(CoterieError, match=r"takes data in memory; read files with coterie\.load_clients\('plants'"):
         coterie.clients_from("plants", label_column="yield")  # type: ignore[arg-type]

@@ -116,7 +116,7 @@ def same_columns(columns: Columns, names: Sequence[str], dropped: Sequence[str])
     if lacks or more:
         found = (("missing", lacks), ("unexpected", more))
         differences = "; ".join(f"{word}: {some(sorted(which), 10)}" for word, which in found if which)
-        raise Unusable(f"columns differ from those of the previous files ({differences})")
+        raise Unusable(f"columns differ from those of the first table ({differences})")
 
 
 def same_types(files: list[File], columns: Columns, notes: Notes) -> list[File]:

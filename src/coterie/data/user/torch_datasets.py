@@ -18,6 +18,7 @@ from coterie.core.tasks import task_class
 from coterie.data.gather import divide, federate
 from coterie.data.statistics import filled, normalised
 from coterie.data.task_choice import with_task
+from coterie.data.user.bounds import Unusable
 from coterie.data.user.columnar import frame_of_columns, is_columnar, names_of_columns
 from coterie.data.user.frames import Columns, Frame, unified
 from coterie.data.user.labels import as_labels
@@ -171,7 +172,10 @@ def tables_of(train: Any, test: Any, reading: Reading, notes: Notes) -> Found:
             where = "the table" if client is None else f"client {client}" + (f", {split}" if split else "")
             names = names_of_columns(table, where)
             columns = columns or choose(names, reading, client is None, where)
-            same_columns(columns, names, reading.dropped)
+            try:
+                same_columns(columns, names, reading.dropped)
+            except Unusable as error:
+                raise CoterieError(f"{where}: {error}") from None
             read.append((client, split, frame_of_columns(table, columns, notes, where)))
     assert columns is not None
     text = {column for _, _, frame in read for column in frame.texts}
