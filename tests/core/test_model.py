@@ -338,3 +338,13 @@ def test_a_loss_without_a_gradient_is_refused() -> None:
 def test_tasks_that_train_nothing_are_refused(task: Callable[[], Task], says: str) -> None:
     with pytest.raises(CoterieError, match=says):
         task()
+
+
+def test_parameters_of_different_types_are_refused() -> None:
+    network = Net(lambda net, x: net.head(net.body(x).double()), body=body(), head=nn.Linear(8, 4).double())
+    with pytest.raises(CoterieError, match=r"'body\.1\.bias' is float32, 'head\.bias' is float64"):
+        make_model(network, (1, 12, 12), 4)
+    network = Net(lambda net, x: net.head(net.body(x).float()), body=body().bfloat16(), head=nn.Linear(8, 4))
+    network.body.requires_grad_(False)
+    network.run = lambda net, x: net.head(net.body(x.bfloat16()).float())
+    assert make_model(network, (1, 12, 12), 4).dim == 8

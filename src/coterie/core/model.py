@@ -221,6 +221,14 @@ def _as_in_training(module: nn.Module, training: bool) -> None:
             layer.eval()  # its statistics do not change
 
 
+def check_types(network: nn.Module) -> None:
+    """Refuse trained parameters of different types; features and losses have one type."""
+    types = {p.dtype: name for name, p in network.named_parameters() if p.requires_grad}
+    if len(types) > 1:
+        named = ", ".join(f"'{name}' is {str(kind).removeprefix('torch.')}" for kind, name in types.items())
+        raise CoterieError(f"the parameters of the network have different types ({named}); convert it: network.float()")
+
+
 def make_model(
     network: nn.Module,
     shape: tuple[int, ...],
@@ -242,6 +250,7 @@ def make_model(
         frozen = any(True for _ in network.parameters())
         what = "has no parameters" if not frozen else "is frozen, all its parameters have requires_grad=False"
         raise CoterieError(f"the model {what}: there is nothing to train")
+    check_types(network)
     preprocess = Preprocess(transform or Transform(), trained[0].dtype)
     task = Classification(task) if isinstance(task, int) else copy.deepcopy(task)
     x, expected = trial_input(network, preprocess, shape, sample_type)
