@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import statistics
 from collections.abc import Sequence
 from functools import cache
@@ -12,8 +13,9 @@ import numpy as np
 import pytest
 from scipy import stats
 from tools.ledger import Files
-from tools.ledger.claims import claims, summary
+from tools.ledger.claims import behind, claims, summary
 from tools.ledger.coverage import Tally, chance, copied, coverage, every, held_out, near, once
+from tools.ledger.findings import Findings
 from tools.ledger.noise import Repeated, effective, over_draws, pooled, shared
 from tools.ledger.rankings import Agreement, agreement, kendall, margin
 from tools.ledger.sections import cells
@@ -209,6 +211,11 @@ def test_the_headline_of_a_table_by_hand(tmp_path: Path) -> None:
     assert (claim.rival, claim.seeds, claim.methods) == ("FedEM (M=5)", 2, 4)  # the same training as FedEM-FT
     assert claim.published == pytest.approx(81.13 - 80.17)
     assert claim.ours.value == pytest.approx(2.5)
+    findings = {
+        "findings": {"X": f"{{{CIFAR}.fedpac.lead:.1f}} {{{CIFAR}.fedpac.lag:.1f}} {{{CIFAR}.fedpac.lead-in-print}}"}
+    }
+    (tmp_path / "findings.yaml").write_text(json.dumps(findings), encoding="utf-8")
+    assert Findings(Files(tmp_path)).texts["X"] == "2.5 -2.5 0.96"
     assert claim.agreement.tau == pytest.approx(
         stats.kendalltau([65.43, 73.41, 80.17, 81.13], [60.0, 79.5, 79.5, 82.0]).statistic
     )
@@ -240,13 +247,24 @@ def test_a_lead_in_several_tables_counts_where_its_rivals_are_strongest(tmp_path
     assert found["P1-T5-CIFAR10"].rival == "FedAvg-FT"
     assert found["P1-T5-CIFAR10"].shown == f"holds; a better rival in {CIFAR}"
     (line,) = (line for line in summary(files).splitlines() if line.startswith("| FedPAC"))
-    assert [cell.strip() for cell in line.split("|")[2:4]] == ["1", "1"]
+    assert [cell.strip() for cell in line.split("|")[2:5]] == ["23 of 24", "1", "1"]
 
 
 def test_claims_say_what_a_method_is_compared_with() -> None:
-    found = {claim.recipe.paper: claim.compared for claim in claims(stored())}
-    assert found["Replication of FedPAC, 2025"] == "Replicate"
-    assert found["FedPAC, ICLR 2023"] == "all others"
+    found = {claim.hero: claim.compared for claim in claims(stored())}
+    assert found["Modify"] == "Replicate"
+    assert found["FedPAC"] == found["FedCRC-Per"] == "all others"
+    assert found["FedCRC"] == "FedAvg, FedProx, FedBABU"  # the paper claims it of both of its models
+
+
+def test_columns_in_which_a_paper_is_not_ahead_in_print_are_listed(tmp_path: Path) -> None:
+    """Also of tables that were not run."""
+    listed = behind(Files(tmp_path))
+    assert "P1-T1-CINIC10-100 (FedPAC 77.36, FedEM-FT (M=5) 78.35)" in listed
+    assert "P2-T2-CIFAR100 P (FedReG 50.26, GPFL 56.91)" in listed
+    assert "P2-T6 P (FedReG 98.25, FedPer 98.29)" in listed
+    assert "P3-T1-CIFAR10-0.5 (FedCRC 70.75, FedBABU 71.27)" in listed
+    assert "P1-T1-CINIC10-20" not in listed
 
 
 def test_a_paper_of_which_nothing_was_run_is_not_tested(tmp_path: Path) -> None:

@@ -37,7 +37,8 @@ PAGES = {
     "docs/results.md": "<!-- noise --><!-- end --><!-- readings --><!-- end --><!-- coverage --><!-- end -->\n"
     "# Overview\n<!-- overview --><!-- end -->\n\n# All\n<!-- notes --><!-- end -->\n"
     "<!-- tables --><!-- end -->\n<!-- findings --><!-- end -->",
-    "docs/claims.md": "# Summary\n<!-- summary --><!-- end --><!-- papers --><!-- end -->\n<!-- claims --><!-- end -->",
+    "docs/claims.md": "# Summary\n<!-- summary --><!-- end --><!-- behind --><!-- end --><!-- papers --><!-- end -->\n"
+    "<!-- claims --><!-- end -->",
     "README.md": "# A\n<!-- demo --><!-- end -->\n\n# B\n<!-- results --><!-- end -->\n",
     "README.zh.md": "# A\n<!-- demo --><!-- end -->\n\n# B\n<!-- results --><!-- end -->\n",
 }

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import statistics
+from itertools import product
 from typing import Any, NamedTuple
 
 from coterie.papers.recipes import Recipe, RecipeRow, Value, recipes
 from coterie.papers.verdicts import SEEDS, interval
-from tools.ledger.coverage import every, identity, plain
+from tools.ledger.coverage import identity, plain
 from tools.ledger.files import Files
 from tools.ledger.noise import setting
 from tools.ledger.overview import anchor
@@ -26,6 +27,8 @@ class TableClaim(NamedTuple):
     recipe: Recipe
     value: Value
     measure: str
+    hero: str  # the row that is claimed to be ahead
+    rivals: tuple[str, ...]  # of these; empty: of all others
     methods: int
     agreement: Agreement
     published: float  # margin
@@ -60,7 +63,7 @@ class TableClaim(NamedTuple):
 
     @property
     def compared(self) -> str:
-        return ", ".join(self.recipe.rivals) or "all others"
+        return ", ".join(self.rivals) or "all others"
 
     @property
     def size(self) -> str:
@@ -70,25 +73,49 @@ class TableClaim(NamedTuple):
         return "smaller" if self.published > self.ours.high else "larger" if self.published < self.ours.low else "same"
 
 
-def claims(files: Files) -> list[TableClaim]:
-    """All columns with enough methods, the paper's own among them. A column that repeats another one counts once."""
-    if files.claims:
-        return list(files.claims)
-    found, seen = files.claims, set[frozenset[Any]]()
+class Column(NamedTuple):
+    """One claim of a paper: in this column of a table, a row is ahead of its rivals."""
+
+    hero: Cell
+    rivals: list[Cell]
+    compared: tuple[str, ...]  # names of the rivals; empty: all others
+    numbers: list[Cell]  # of all methods
+
+    @property
+    def published(self) -> float:
+        """The margin in print, also over rivals that were not run."""
+        return printed(self.hero) - printed(self.best)
+
+    @property
+    def best(self) -> Cell:
+        return max(self.rivals, key=printed)
+
+
+def columns(files: Files) -> list[Column]:
+    """The claims of all papers, run or not. A column that repeats another one counts once."""
+    found: dict[Any, Column] = {}
     for recipe in (files.recipe(r.id) for r in recipes()):
-        for value in recipe.values:
-            for measure in recipe.measures:
-                own = [
-                    cell
-                    for cell in cells(files, recipe)
-                    if (cell.value, cell.measure) == (value, measure) and cell.comparison.published is not None
-                ]
-                same = frozenset(identity(cell) for cell in own if cell.comparison.ours is not None)
-                if same not in seen and (claim := of_column(files, recipe, value, measure, own)):
-                    found.append(claim)
-                    seen.add(same)
-    found[:] = [claim._replace(stronger=stronger(claim, found)) for claim in found]
-    return list(found)
+        heroes = {recipe.against: recipe.rivals, **recipe.headlines}
+        for value, measure, name in product(recipe.values, recipe.measures, heroes):
+            numbers = [
+                cell
+                for cell in cells(files, recipe)
+                if (cell.value, cell.measure) == (value, measure) and cell.comparison.published is not None
+            ]
+            hero = next((cell for cell in numbers if cell.row.name == name), None)
+            rivals = [cell for cell in numbers if hero and is_rival(heroes[name], hero.row, cell.row)]
+            if hero and rivals and len(numbers) >= LEAST:
+                same = name, frozenset(map(identity, numbers))
+                found.setdefault(same, Column(hero, rivals, heroes[name], numbers))
+    return list(found.values())
+
+
+def claims(files: Files) -> list[TableClaim]:
+    """The claims whose row and rivals were run."""
+    if not files.claims:
+        found = [claim for column in columns(files) if (claim := tested(files, column))]
+        files.claims[:] = [claim._replace(stronger=stronger(claim, found)) for claim in found]
+    return list(files.claims)
 
 
 def stronger(claim: TableClaim, found: list[TableClaim]) -> str:
@@ -97,24 +124,23 @@ def stronger(claim: TableClaim, found: list[TableClaim]) -> str:
     return best.recipe.id if best.best > claim.best else ""
 
 
-def of_column(files: Files, recipe: Recipe, value: Value, measure: str, column: list[Cell]) -> TableClaim | None:
-    """column: all its printed numbers, also those that were not run."""
-    own = [cell for cell in column if cell.comparison.ours is not None]
-    hero = next((cell for cell in own if cell.row.name == recipe.against), None)
-    rivals = [cell for cell in column if hero and is_rival(recipe, hero.row, cell.row)]
-    if hero is None or not (run := [cell for cell in rivals if cell in own]) or len(own) < LEAST:
+def tested(files: Files, column: Column) -> TableClaim | None:
+    own, run = ([cell for cell in found if cell.comparison.ours] for found in (column.numbers, column.rivals))
+    hero = column.hero
+    if not hero.comparison.ours or not run or len(own) < LEAST:
         return None
     noise = files.noises.get((hero.plan.dataset, SEEDS))
     here = noise if setting(hero.plan) in files.measured.settings else None  # that of other settings decides nothing
     rival = max(run, key=lambda cell: statistics.fmean(cell.scores()))
-    best = max(printed(cell) for cell in rivals)
     return TableClaim(
-        recipe,
-        value,
-        measure,
+        hero.recipe,
+        hero.value,
+        hero.measure,
+        hero.row.name,
+        column.compared,
         len(own),
         agreement([printed(cell) for cell in own], [interval(cell.scores(), noise) for cell in own], noise),
-        printed(hero) - best,
+        column.published,
         rival.row.name,
         margin(by_seed(hero), by_seed(rival), here),
         min(len(hero.readings), len(rival.readings)),
@@ -123,9 +149,9 @@ def of_column(files: Files, recipe: Recipe, value: Value, measure: str, column: 
     )
 
 
-def is_rival(recipe: Recipe, hero: RecipeRow, row: RecipeRow) -> bool:
-    """Rows that the headline compares with: those that the recipe names, or all that are another training."""
-    return row.name in recipe.rivals if recipe.rivals else row.training != hero.training
+def is_rival(rivals: tuple[str, ...], hero: RecipeRow, row: RecipeRow) -> bool:
+    """Rows that a headline compares with: those that the recipe names, or all that are another training."""
+    return row.name in rivals if rivals else row.training != hero.training
 
 
 def printed(cell: Cell) -> float:
@@ -144,7 +170,7 @@ def table(files: Files) -> str:
         [
             f"[{c.recipe.id}](results.md#{anchor(title(c.recipe))})",
             c.where or "-",
-            c.recipe.against,
+            c.hero,
             c.compared,
             c.rival,
             f"{c.published:+.2f}",
@@ -163,7 +189,7 @@ def table(files: Files) -> str:
         "column",
         "method",
         "compared with",
-        "best of them",
+        "best of them here",
         "published lead",
         "our lead",
         "the lead",
@@ -179,24 +205,38 @@ def shown(found: Estimate, form: str) -> str:
 
 
 def summary(files: Files) -> str:
-    """One line per paper: in how many columns its own method leads, here and in print. A training whose lead is in
+    """One line per paper: in how many columns its own method leads, in print and here. A training whose lead is in
     several tables counts in the one with the best rival."""
-    rows = []
-    found = [claim for claim in claims(files) if not claim.stronger]
-    for paper in dict.fromkeys(cell.recipe.paper for cell in every(files)):
+    rows, found, every_column = [], [c for c in claims(files) if not c.stronger], columns(files)
+    for paper in dict.fromkeys(column.hero.recipe.paper for column in every_column):
+        leads = [column.published > 0 for column in every_column if column.hero.recipe.paper == paper]
+        in_print = f"{sum(leads)} of {len(leads)}"
         if not (own := [claim for claim in found if claim.recipe.paper == paper]):
-            rows.append([paper, "0", *["-"] * (len(VERDICTS) + 3), in_words([], {})])
+            rows.append([paper, in_print, "0", *["-"] * (len(VERDICTS) + 3), in_words([], {})])
             continue
         claimed = [claim for claim in own if claim.published > 0]
         counts = {word: sum(claim.verdict == word for claim in claimed) for word in VERDICTS}
-        orders = [claim.agreement for claim in own]
+        orders = {(claim.recipe.id, claim.value, claim.measure): claim.agreement for claim in own}.values()
         numbers = [len(own), len(claimed), *counts.values()]
         tau = f"{statistics.median(found.tau for found in orders):.2f}"
         judged = [found.expected for found in orders if found.expected is not None]
         expected = f"{sum(judged)} of {len(judged)}" if judged else "-"
-        rows.append([paper, *map(str, numbers), tau, expected, in_words(claimed, counts)])
-    header = ["paper", "columns run", "leads in print", *VERDICTS]
+        rows.append([paper, in_print, *map(str, numbers), tau, expected, in_words(claimed, counts)])
+    header = ["paper", "leads in print", "columns run", "of these claimed", *VERDICTS]
     return plain([*header, "median tau", "order as expected", "the claim to be first"], rows)
+
+
+def behind(files: Files) -> str:
+    """The columns in which a paper's own numbers do not have its method first."""
+    found: dict[str, list[str]] = {}
+    for column in columns(files):
+        if column.published <= 0:
+            hero, best = column.hero, column.best
+            several = [hero.measure] if len(hero.recipe.measures) > 1 else []
+            where = " ".join([hero.recipe.id, *several, *(f"{name} {value}" for name, value in hero.value)])
+            text = f"{where} ({hero.row.name} {printed(hero):.2f}, {best.row.name} {printed(best):.2f})"
+            found.setdefault(hero.recipe.paper, []).append(text)
+    return "\n".join(f"- **{paper}**: {', '.join(texts)}." for paper, texts in found.items())
 
 
 def in_words(claimed: list[TableClaim], counts: dict[str, int]) -> str:

@@ -1,8 +1,9 @@
 """Findings in prose, from findings.yaml. Their numbers are cited from the results, never typed.
 
 {P1-T1-CIFAR10-20.scaffold.mean}      the row SCAFFOLD of a recipe; also published, difference, gap (its size), std,
-                                      half (of the 95 % interval), seeds, late (the mean of the last ten rounds), lag
-                                      (how far the best other method is ahead), or another point: pre, post, ...
+                                      half (of the 95 % interval), seeds, late (the mean of the last ten rounds), lead
+                                      (over the best other method), lag (its opposite), lead-in-print, or another
+                                      point: pre, post, ...
 {P1-T7-random.fedpac[local_epochs=5].mean}  at one value of the setting that varies
 {P2-T2-CIFAR10.fedper[P].mean}        a measure other than the first; follows the value, if any
 {cifar10-20.fedbabu.finished}         a run that predates recipes: file, method, point
@@ -26,6 +27,7 @@ from tools.ledger.sections import Cell, cells
 CITED = re.compile(r"\{([^{}]*)\}")
 FORM = re.compile(r"([\w.+-]+)\.([\w-]+)(?:\[([^\]]*)\])?\.([\w-]+)(?::(.*))?")
 TYPED = re.compile(r"\d[.,]\d")  # a number with a decimal point or a thousands separator
+LEADS = ("lead", "lag", "lead-in-print")
 WIDTH = 118
 
 
@@ -86,7 +88,7 @@ class Findings:
                 raise unknown(f"point of {row}", name, ends)
             return float(100 * ends[name])
         cell = self.cell(source, row, value)
-        return lag(self.files, cell) if name == "lag" else number_of(cell, name)
+        return lead(self.files, cell, name) if name in LEADS else number_of(cell, name)
 
     def cell(self, source: str, row: str, value: str) -> Cell:
         recipe = self.files.recipe(source)
@@ -103,12 +105,16 @@ class Findings:
         return next(c for c in cells(self.files, recipe) if (c.row.name, c.value, c.measure) == wanted)
 
 
-def lag(files: Files, cell: Cell) -> float:
-    """How far the best other method of the column is ahead."""
+def lead(files: Files, cell: Cell, name: str) -> float:
+    """How far a row is ahead of the best other method of its column."""
     for claim in claims(files):
-        if (claim.recipe.id, claim.value, claim.measure) == (cell.recipe.id, cell.value, cell.measure):
-            return -claim.ours.value
+        if (claim.recipe.id, claim.value, claim.measure, claim.hero) == (*here(cell), cell.row.name):
+            return {"lead": claim.ours.value, "lag": -claim.ours.value, "lead-in-print": claim.published}[name]
     raise CoterieError("no other method was run")
+
+
+def here(cell: Cell) -> tuple[Any, ...]:
+    return cell.recipe.id, cell.value, cell.measure
 
 
 def number_of(cell: Cell, name: str) -> float | int:

@@ -36,6 +36,7 @@ def blocks(files: Files) -> dict[str, dict[str, str]]:
         },
         "docs/claims.md": {
             "summary": claims.summary(files),
+            "behind": claims.behind(files),
             "papers": findings.as_list(findings.claims),
             "claims": claims.table(files),
         },

@@ -114,6 +114,7 @@ def parse(document: Any, stem: str) -> Recipe:
         rows=tuple(rows),
         against=top.name("against", names, names[-1] if names else ""),  # papers list their own method last
         rivals=tuple(texts("rivals", top.take("rivals", list, []))),
+        headlines={n: tuple(texts(f"headlines: {n}", r)) for n, r in top.take("headlines", dict, {}).items()},
         instead=instead,
         notes=tuple(texts("notes", top.take("notes", list, []))),
         copies={name: tuple(texts(f"copies: {name}", rows)) for name, rows in top.take("copies", dict, {}).items()},
@@ -129,9 +130,10 @@ def check_rows(recipe: Recipe) -> None:
     for name, count in Counter(row.name for row in recipe.rows).most_common(1):
         if count > 1:
             raise CoterieError(f"rows: duplicate name '{name}'")
-    for name in recipe.rivals:
-        if name not in [row.name for row in recipe.rows]:
-            raise unknown("rivals", name, [row.name for row in recipe.rows])
+    for where, wanted in {"rivals": recipe.rivals, "headlines": recipe.headlines, **recipe.headlines}.items():
+        for name in wanted:
+            if name not in [row.name for row in recipe.rows]:
+                raise unknown(where, name, [row.name for row in recipe.rows])
     trainings = len(recipe.rows) * math.prod(len(values) for values in recipe.vary.values())
     if trainings > MOST_TRAININGS:
         raise CoterieError(f"rows and vary make {trainings:,} trainings; a recipe has at most {MOST_TRAININGS:,}")

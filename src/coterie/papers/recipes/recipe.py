@@ -198,6 +198,7 @@ class Recipe:
     rows: tuple[RecipeRow, ...]
     against: str  # the row that the others are tested against
     rivals: tuple[str, ...]  # rows that the paper's headline compares it with; empty: all others
+    headlines: dict[str, tuple[str, ...]]  # other rows that the paper claims to be ahead -> of which rows
     instead: str | None  # how to produce it, if not by training
     notes: tuple[str, ...]
     copies: dict[str, tuple[str, ...]]  # recipe -> its rows that this table prints again; they have no rows here
