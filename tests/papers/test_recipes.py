@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections import Counter
 from dataclasses import fields, replace
 from typing import Any
@@ -15,9 +16,11 @@ from coterie.api import VARY, Execution, run
 from coterie.api.protocols import preset
 from coterie.core.training import LocalTraining
 from coterie.data import PARTITIONS, Labels
+from coterie.methods import METHODS
 from coterie.models import build
 from coterie.papers.recipes import RECIPES, Plan, Recipe, find, recipes
 from coterie.papers.recipes.inferences import shared
+from coterie.papers.recipes.reading import SETTING_KINDS
 from coterie.papers.recipes.recipe import AVERAGES, SIZES
 from coterie.papers.results import describe, outcome
 from tests import toy
@@ -98,6 +101,15 @@ def test_a_row_that_repeats_another_is_the_same_training_but_for_its_epochs() ->
                 (other,) = (r for r in find(row.repeats).rows if r.name == row.name)
                 here, there = recipe.plan(row, ()), find(row.repeats).plan(other, ())
                 assert (here.rule, here.partition, here.model) == (there.rule, there.partition, there.model)
+
+
+def test_notes_name_settings_that_exist() -> None:
+    known = SETTING_KINDS.keys() | {f.name for method in METHODS.values() for f in fields(method)}
+    for recipe in EVERY:
+        named = re.findall(r"`(\w+): ", " ".join(recipe.notes))
+        assert set(named) <= known, recipe.id
+        told = dict(re.findall(r"`(\w+): (\w+)`", " ".join(recipe.notes)))
+        assert all(value in ("true", "false") for name, value in told.items() if SETTING_KINDS.get(name) is bool)
 
 
 def flat(plan: Plan) -> dict[str, Any]:
