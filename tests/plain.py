@@ -12,6 +12,7 @@ from coterie.core import random
 from coterie.core.data import FederatedData, Split
 from coterie.core.method import AnyMethod
 from coterie.core.model import Model, Weights, make_model
+from coterie.core.tasks import Regression
 from coterie.core.training import LocalTraining
 from coterie.execution import Looped, Turn
 from coterie.execution.requests import keys, send
@@ -123,6 +124,21 @@ def line(clients: int = 3, samples: int = 12) -> tuple[FederatedData, Model]:
         network[1].weight.zero_()
         network[1].bias.zero_()
     return FederatedData("line", 2, held, held), make_model(network, (3,), 2).to("cpu", torch.float64)
+
+
+def parabolas(
+    start: Sequence[float] = (1.0,), targets: Sequence[float] = (0.0, 3.0), samples: tuple[int, ...] = (1, 3)
+) -> tuple[FederatedData, Model]:
+    """Client i has the loss (w_1 - y_i)² on each of its samples, with y_i its target. w: the head, from this start."""
+    x = torch.zeros(sum(samples), len(start), dtype=torch.float64)
+    x[:, 0] = 1.0
+    y = torch.tensor(targets, dtype=torch.float64).repeat_interleave(torch.tensor(samples))[:, None]
+    held = Split(x, y, samples)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(len(start), 1, bias=False)).double()
+    with torch.no_grad():
+        network[1].weight.copy_(torch.tensor([list(start)]))
+    model = make_model(network, (len(start),), Regression(1), label=(1,)).to("cpu", torch.float64)
+    return FederatedData("parabolas", 0, held, held, task=Regression(1)), model
 
 
 def slope(weights: Weights, data: FederatedData, decay: float) -> float:

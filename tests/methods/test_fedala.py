@@ -139,3 +139,23 @@ def test_layers_are_counted_from_the_top() -> None:
     assert set(FedALA(layers=1).upper(weights)) == {"head.weight", "head.bias"}
     assert {name.rpartition(".")[0] for name in FedALA(layers=3).upper(weights)} == {"encoder.1", "encoder.5", "head"}
     assert not any(tree.is_statistic(name) for name in FedALA(layers=9).upper(weights))
+
+
+def test_two_rounds_of_two_clients_by_hand() -> None:
+    """f_i(w) = (w - y_i)², y = 0 and 3, from w = 1 with η = 0.25: steps go half of the way to y.
+
+    Round 1: models 0.5 and 2, of 1 and 3 samples: w = 1.625. Round 2: the slope of W at 1 is 2 (w - y_i) (w - w_i),
+    3.65625 and 1.03125, so W = 0.634375 and 0.896875 with a rate of 0.1; then half of the way to y again.
+    """
+    data, model = plain.parabolas()
+    sgd = LocalTraining(local_epochs=1, batch_size=3, lr=0.25, momentum=0.0)
+    method = FedALA(train=sgd, mixing_lr=0.1, first_epochs=1)
+    first, _ = plain.federation(method, data, model, [([0, 1], Turn(0))])
+    assert float(first.weights.head["weight"]) == pytest.approx(1.625)
+    server, clients = plain.federation(method, data, model, [([0, 1], Turn(0)), ([0, 1], Turn(1))])
+    mixtures = [0.5 + 1.125 * 0.634375, 2 - 0.375 * 0.896875]
+    trained = [mixtures[0] / 2, (mixtures[1] + 3) / 2]
+    for i, share in enumerate((0.634375, 0.896875)):
+        assert float(clients.states[i].mixing["head.weight"]) == pytest.approx(share)
+        assert float(clients.states[i].upper["head.weight"]) == pytest.approx(trained[i])
+    assert float(server.weights.head["weight"]) == pytest.approx(trained[0] / 4 + trained[1] * 3 / 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -11,12 +12,15 @@ from torch import nn
 
 from coterie.core import sharing, tree
 from coterie.core.batch import Data
+from coterie.core.data import FederatedData, Split
 from coterie.core.errors import CoterieError
 from coterie.core.model import Weights, make_model
 from coterie.core.rehearsal import rehearse
+from coterie.core.training import LocalTraining
 from coterie.core.tree import Live
-from coterie.execution import Looped
-from tests import toy
+from coterie.execution import Looped, Turn
+from coterie.methods import METHODS
+from tests import plain, toy
 
 
 def part(of: tree.Tree, prefix: str) -> tree.Tree:
@@ -120,6 +124,99 @@ def test_fedbn_is_a_plain_loop() -> None:
         assert toy.distance(part(found, f"states.{i}.personal.encoder."), own) < 1e-10
     shared = {n: t for n, t in nets[0].state_dict().items() if n.startswith(("0.", "5."))}
     assert toy.distance(part(found, "server.shared.encoder."), shared) < 1e-10
+
+
+def plain_rounds(personal: tuple[str, ...], alternate: bool, sgd: LocalTraining) -> list[dict[str, torch.Tensor]]:
+    """Each client's network after plain.ROUNDS, with the shared parameters of the server. personal: its own names."""
+    data, sizes = plain.data(), plain.data().train.sizes
+    start = plain.copy(toy.network().double())
+    shared = {n: t for n, t in start.items() if n not in personal}
+    own = [{n: start[n] for n in personal} for _ in sizes]
+    for joined, turn in plain.ROUNDS:
+        trained = []
+        for i in joined:
+            net = toy.network().double()
+            net.load_state_dict(shared | own[i])
+            mine = [p for n, p in net.named_parameters() if n in personal]
+            others = [p for n, p in net.named_parameters() if n not in personal]
+            first = sgd.but(local_epochs=1)
+            phases = [(first, mine), (sgd, others)] if alternate else [(sgd, [*mine, *others])]
+            for training, parameters in phases:
+                optimizer = plain.optimiser(parameters, training, turn)
+                for x, y in plain.batches(data, i, turn, training):
+                    net.zero_grad()
+                    nn.functional.cross_entropy(net(x), y).backward()
+                    optimizer.step()
+            after = plain.copy(net)
+            own[i] = {n: after[n] for n in personal}
+            trained.append({n: after[n] for n in shared})
+        shared = plain.mean(trained, [sizes[i] for i in joined])
+    return [shared | one for one in own]
+
+
+@pytest.mark.parametrize("name", ["fedsim", "fedalt"])
+@pytest.mark.parametrize(
+    ("personal", "own"), [("head", ("6.weight", "6.bias")), ("encoder.4|head.bias", ("4.weight", "4.bias", "6.bias"))]
+)
+def test_three_rounds_equal_the_plain_implementation(name: str, personal: str, own: tuple[str, ...]) -> None:
+    """FedAlt trains its own part for one epoch first, while the shared one does not move, and the reverse after it."""
+    sgd = LocalTraining(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-3)
+    net, method = toy.network(), METHODS[name](train=sgd, personal=personal)
+    server, clients = plain.federation(method, plain.data(), toy.model())
+    expected = plain_rounds(own, name == "fedalt", sgd)
+    for i, whole in enumerate(expected):
+        found = plain.named(sharing.join(server.shared, clients.states[i].personal), net)
+        plain.assert_close(dict(sorted(found.items())), dict(sorted(whole.items())))
+
+
+@pytest.mark.parametrize("name", ["fedsim", "fedalt"])
+def test_two_clients_by_hand(name: str) -> None:
+    """Softmax regression from zero, one step on all samples; the bias stays.
+
+    All shares p of the classes are 1/2 in a slope at zero: p - y is 1/2 or -1/2. FedAlt's weights see the bias after
+    its step.
+    """
+    data, model = plain.line(clients=2)
+    rate, weights = 0.5, torch.zeros(2, 3, dtype=torch.float64)
+    sgd = LocalTraining(local_epochs=1, batch_size=12, lr=rate, momentum=0.0)
+    method = METHODS[name](train=sgd, personal="head.bias")
+    server, clients = plain.federation(method, data, model, [([0, 1], Turn(0))])
+    for i in (0, 1):
+        x, y = data.train.client(i)
+        second = y.double().mean()  # share of the second class
+        bias = rate * torch.stack([(1 - second) - 0.5, second - 0.5])
+        torch.testing.assert_close(clients.states[i].personal.head["bias"], bias)
+        p = 1 / (1 + torch.exp(bias[0] - bias[1])) if name == "fedalt" else 0.5  # of the second class
+        slope = ((p - y.double())[:, None] * x).mean(0)
+        weights = weights - rate / 2 * torch.stack([-slope, slope])  # clients of 12 samples each
+    torch.testing.assert_close(server.shared.head["weight"], weights)
+
+
+def test_two_clients_of_fedbn_by_hand() -> None:
+    """Features (1, -1) after LayerNorm, and logits (1, 0): p = 1 / (1 + e^-1) for the first class, which is right for
+    client 0, of one sample, and wrong for client 1, of three. Slopes in the first logit are p - 1 and p.
+
+    Each keeps its own scale and shift of the first feature; only the head is averaged.
+    """
+    network = nn.Sequential(nn.Flatten(), nn.LayerNorm(2, eps=0.0), nn.Linear(2, 2)).double()
+    with torch.no_grad():
+        network[2].weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 0.0]]))
+        network[2].bias.zero_()
+    x = torch.tensor([[7.0, -7.0]], dtype=torch.float64).expand(4, 2)
+    held = Split(x, torch.tensor([0, 1, 1, 1]), (1, 3))
+    data, model = FederatedData("hand", 2, held, held), make_model(network, (2,), 2).to("cpu", torch.float64)
+    sgd = LocalTraining(local_epochs=1, batch_size=3, lr=0.1, momentum=0.0)
+    server, clients = plain.federation(METHODS["fedbn"](train=sgd), data, model, [([0, 1], Turn(0))])
+    p = 1 / (1 + math.exp(-1))
+    for i, slope in enumerate((p - 1, p)):
+        own = clients.states[i].personal.encoder
+        assert own["1.weight"].tolist() == pytest.approx([1 - 0.1 * slope, 1.0])
+        assert own["1.bias"].tolist() == pytest.approx([-0.1 * slope, 0.0])
+    mean = (p - 1) / 4 + p * 3 / 4
+    head = server.shared.head
+    assert head["weight"].flatten().tolist() == pytest.approx([1 - 0.1 * mean, 0.1 * mean, 0.1 * mean, -0.1 * mean])
+    assert head["bias"].tolist() == pytest.approx([-0.1 * mean, 0.1 * mean])
+    assert not server.shared.encoder
 
 
 @pytest.mark.parametrize("name", ["fedsim", "fedalt", "fedper", "fedrep"])

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from coterie.core import random, tree
+from coterie.core.batch import Data
 from coterie.core.errors import CoterieError
 from coterie.core.training import LocalTraining
 from coterie.execution import Looped, Turn
@@ -131,3 +132,31 @@ def test_hessian_free_stacked_equals_looped(batch_norm: bool) -> None:
 def test_an_unknown_order_is_refused() -> None:
     with pytest.raises(CoterieError, match="unknown order 'second'"):
         PerFedAvg(order="second")
+
+
+@pytest.mark.parametrize(
+    ("order", "by_samples", "expected"),
+    [
+        ("first-order", False, 1.2),
+        ("first-order", True, 1.5),
+        ("hessian-free", False, 1.16),
+        ("hessian-free", True, 1.4),
+    ],
+)
+def test_a_round_of_two_clients_by_hand(order: str, by_samples: bool, expected: float) -> None:
+    """f_i(w) = (w - y_i)², y = 0 and 3, from w = 1 with α = 0.1 and η = 0.25.
+
+    After the inner step w - y_i is 1 - 2α = 0.8 of what it was, and the Hessian 2 makes the meta-gradient 0.8 of that
+    again: steps to 0.6 and 1.8, or 0.68 and 1.64. Clients have 1 and 3 samples.
+    """
+    data, model = plain.parabolas()
+    sgd = LocalTraining(local_epochs=1, batch_size=3, lr=0.25, momentum=0.0)
+    method = PerFedAvg(train=sgd, inner_lr=0.1, order=order, weight_by_samples=by_samples)
+    server, clients = plain.federation(method, data, model, [([0, 1], Turn(0))])
+    assert float(server.weights.head["weight"]) == pytest.approx(expected)
+    for i, target in enumerate((0.0, 3.0)):  # the personal model: an inner step
+        rows = slice(i, 1 + 3 * i)
+        rate = torch.ones((), dtype=torch.float64)
+        own = Data(data.train.x[rows], data.train.y[rows], random.seed_key(0), rate, 0, data.transform, alone=True)
+        tuned = method.client_finish(model, clients.states[i], method.server_send(server, torch.tensor(i)), own).tuned
+        assert float(tuned.head["weight"]) == pytest.approx(expected - 0.2 * (expected - target))

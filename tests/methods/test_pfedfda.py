@@ -7,14 +7,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
-from torch import Tensor
+from torch import Tensor, nn
 
 from coterie.core import random, tree
 from coterie.core.batch import Data
-from coterie.core.data import FederatedData
+from coterie.core.data import FederatedData, Split
+from coterie.core.model import make_model
 from coterie.core.training import LocalTraining
-from coterie.execution import Turn
-from coterie.execution.requests import keys
+from coterie.execution import Looped, Turn
+from coterie.execution.requests import keys, send
 from coterie.methods.pfedfda import Gaussians, classifier, fitted, halves, pFedFDA, scores
 from tests import plain, toy
 
@@ -174,3 +175,34 @@ def test_clients_that_have_not_trained_use_the_shared_gaussians() -> None:
     state, z = clients.states[2], model.features(server.encoder, x)
     expected = scores(classifier(server.gaussians, state.priors), z)
     assert torch.equal(method.client_predict(model, state, down, x), expected)
+
+
+def test_a_round_of_two_clients_by_hand() -> None:
+    """Features are the samples: an encoder that multiplies by 1 and does not train. Shared: means 0 and 10, variance 1.
+
+    Client 0: means 1 and 5, variance 4 / 3 + 1; half of it and of the shared: 0.5, 7.5 and 5 / 3. Client 1 has no
+    second class: means 4 and the shared 10, variance 2 + 1, hence 2, 10 and 2. They have 4 and 2 samples.
+    """
+    x = torch.tensor([0.0, 2.0, 4.0, 6.0, 3.0, 5.0], dtype=torch.float64)[:, None]
+    held = Split(x, torch.tensor([0, 0, 1, 1, 0, 0]), (4, 2))
+    network = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 2)).double()
+    with torch.no_grad():
+        network[0].weight.fill_(1.0)
+        network[0].bias.zero_()
+    model = make_model(network, (1,), 2).to("cpu", torch.float64)
+    method = pFedFDA(train=LocalTraining(local_epochs=0), share=0.5)
+    clients = Looped(method, model, FederatedData("hand", 2, held, held), 0, processes=1)
+    both = torch.tensor([0, 1])
+    shared = Gaussians(torch.tensor([[0.0], [10.0]]).double(), torch.ones(1, 1).double())
+    server = method.server_init(model, clients.census)._replace(gaussians=shared)
+    clients.join(method.server_welcome(server))
+    answers = clients.train(both, send(method, server, both), Turn(0))
+    after = method.server_receive(server, both, answers.ups).gaussians
+    for i, (means, variance) in enumerate((([0.5, 7.5], 5 / 3), ([2.0, 10.0], 2.0))):
+        assert clients.states[i].gaussians.means.flatten().tolist() == pytest.approx(means)
+        assert float(clients.states[i].gaussians.covariance) == pytest.approx(variance)
+    assert after.means.flatten().tolist() == pytest.approx([1.0, 25 / 3])
+    assert float(after.covariance) == pytest.approx(16 / 9)
+    point = torch.tensor([[5.0]], dtype=torch.float64)  # 4.5 and 2.5 from the means of client 0, whose classes are even
+    u = method.client_predict(model, clients.states[0], method.server_send(server, both[0]), point)[0]
+    assert float(u[1] - u[0]) == pytest.approx((4.5**2 - 2.5**2) / (2 * 5 / 3))

@@ -13,8 +13,8 @@ from coterie.core import random, tree
 from coterie.core.data import FederatedData
 from coterie.core.init import redrawn
 from coterie.core.training import LocalTraining
-from coterie.execution import Turn
-from coterie.execution.requests import keys
+from coterie.execution import Looped, Turn
+from coterie.execution.requests import keys, send
 from coterie.methods.superfed import SuPerFed, cosine, mixture
 from tests import plain, toy
 
@@ -127,3 +127,30 @@ def test_both_models_become_orthogonal() -> None:
     )
     start = toy.model().start
     assert abs(float(cosine(start, strong))) < abs(float(cosine(start, weak))) + 1e-3
+
+
+def test_a_step_of_two_clients_by_hand() -> None:
+    """From w = (1, 0) and v = (1, 1), of which every mixture is (1, λ): the loss (1 - y_i)² has the slope g = 2 and -4.
+
+    w' takes 1 - λ of it and v takes λ. cos² = 1/2 has the slopes (0, 1) in w' and (1/2, -1/2) in v. Clients have 1 and
+    3 samples, the rate is 0.1 and ν = 2.
+    """
+    data, model = plain.parabolas(start=(1.0, 0.0))
+    sgd = LocalTraining(local_epochs=1, batch_size=3, lr=0.1, momentum=0.0)
+    method, joined = SuPerFed(train=sgd, begin=0, apart=2.0), torch.tensor([0, 1])
+    clients = Looped(method, model, data, plain.SEED, processes=1)
+    begun = method.server_init(model, clients.census)
+    own = model.start._replace(head={"weight": torch.tensor([[1.0, 1.0]], dtype=torch.float64)})
+    begun = begun._replace(personal=own)
+    clients.join(method.server_welcome(begun))
+    answers = clients.train(joined, send(method, begun, joined), Turn(0))
+    server = method.server_receive(begun, answers.clients, answers.ups)
+    expected = torch.zeros(2, dtype=torch.float64)
+    for i, (g, count) in enumerate(((2.0, 1), (-4.0, 3))):
+        key = random.derive(keys(plain.SEED, Turn(0), torch.tensor(i)), random.DRAW, 0)
+        order = random.shuffle(random.derive(keys(plain.SEED, Turn(0), torch.tensor(i)), random.SHUFFLE, 0), count)
+        part = share(random.derive(key, order[0]), 0)  # λ
+        after = torch.tensor([1 - 0.1 * (part * g + 2 * 0.5), 1 + 0.1 * 2 * 0.5], dtype=torch.float64)
+        torch.testing.assert_close(clients.states[i].weights.head["weight"][0], after)
+        expected += count / 4 * torch.tensor([1 - 0.1 * (1 - part) * g, -0.1 * 2], dtype=torch.float64)
+    torch.testing.assert_close(server.weights.head["weight"][0], expected)
