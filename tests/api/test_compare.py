@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import errno
 import html.parser
 import io
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +165,16 @@ def test_an_interrupted_comparison_has_the_finished_runs(
     )
     assert found.methods == finished
     assert f"the comparison has {len(finished)} of 3 runs" in caplog.text
+    assert "the result has" not in caplog.text  # that of a run which is not kept
+
+
+def test_a_comparison_that_is_interrupted_in_its_first_run(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        coterie.compare(
+            ["local", "fedper"], toy.toy(), toy.network(), seeds=1, watch=Interrupter(1), **HOW | {"rounds": 3}
+        )
+    assert "interrupted: none of the 2 runs was finished, so nothing is kept" in caplog.text
+    assert "the result has" not in caplog.text
 
 
 def test_finished_runs_are_not_run_again(folder: Path) -> None:
@@ -280,6 +292,33 @@ def test_latex(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert r"$\pm$" in text
     assert text.count("{") == text.count("}")
     assert r"Mean $\pm$ half of the 95 \% interval (Student's t) over 2 seeds" in text
+
+
+def test_columns_are_separated_by_commas_or_spaces(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def header(*words: str) -> str:
+        main(["table", *words, "--format", "csv"])
+        return capsys.readouterr().out.splitlines()[0]
+
+    run, expected = str(folder), "method,accuracy,worst 10 %,MB sent"
+    assert header(run, "--columns", "accuracy,worst10,megabytes") == expected
+    assert header(run, "--columns", "accuracy", "worst10", "megabytes") == expected
+    assert header("--columns", "accuracy,", "worst10, megabytes", run) == expected
+    assert header("--columns=accuracy", "worst10", "megabytes", run) == expected
+
+
+def test_a_table_that_cannot_be_written_leaves_the_file_as_it_was(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "table.tex"
+    out.write_text("before")
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", lambda file: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device")))
+        with pytest.raises(SystemExit):
+            main(["table", str(folder), "--out", str(out)])
+    assert "table.tex cannot be written: No space left on device" in capsys.readouterr().err
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("table.tex", "before")]
+    main(["table", str(folder), "--out", str(out)])
+    assert out.read_text().startswith(r"\begin{table}")
 
 
 def test_csv_markdown_and_html_agree(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -387,11 +387,11 @@ def test_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["tune", "local", "--over", "lr=0,0.05", *TINY, "--rounds", "2", "--seeds", "2", "--budget-rounds", "7"]
     for format, said in {
         "markdown": [
-            "| rank | settings | validation | rounds | seconds |",
+            "| rank | settings | validation | SD | rounds | seconds |",
             "| 1 | lr=0.0 |",
             "No test sample was used",
         ],
-        "csv": ["rank,settings,validation,rounds,seconds", "1,lr=0.0,"],
+        "csv": ["rank,settings,validation,SD,rounds,seconds", "1,lr=0.0,"],
         "latex": [r"\toprule", r"$\pm$", r"lr=0.05, seed 1 (2 rounds)"],
         "terminal": ["To run the best setting:", "--lr=0.0", "measured once, after the choice"],
     }.items():

@@ -65,17 +65,12 @@ def text(table: TextTable, format: str) -> str:
     return writers[format](table)
 
 
-def write(table: TextTable, out: str | Path, format: str | None = None) -> Path:
-    """Write the table to a file. format: default: by its ending."""
-    path = Path(out)
+def format_of(path: Path, format: str | None = None) -> str:
+    """The format of a file: this one, or that of its ending."""
     found = format or ENDINGS.get(path.suffix.lower())
     if found is None or found == "terminal":
         raise CoterieError(f"{path}: tables are written as .tex, .md, .csv or .html, or name one with --format")
-    try:
-        path.write_text(text(table, found), encoding="utf-8")
-    except OSError as error:
-        raise CoterieError(f"{path} cannot be written: {error.strerror}") from None
-    return path
+    return found
 
 
 def filled(table: TextTable) -> TextTable:

@@ -20,7 +20,7 @@ from coterie.api.comparison_folder import as_table, is_begun, read_finished, wri
 from coterie.api.data import load_clients
 from coterie.api.entrants import Entrant, check_fixed, check_protection, entrants, reference_of, trainings
 from coterie.api.existing import check_members, prepared
-from coterie.api.interrupting import INTERRUPTED, Interrupted, interruptible
+from coterie.api.interrupting import INTERRUPTED, OF_A_COMPARISON, Interrupted, interruptible
 from coterie.api.progress import progress_bar
 from coterie.api.result import Result
 from coterie.api.running import execute
@@ -71,7 +71,8 @@ def compare(
 ) -> Comparison:
     """Train several methods on the same data with several seeds, and compare them.
 
-    Ctrl-C ends the comparison: without `out` it has the runs that were finished, with `out` it can be resumed.
+    Ctrl-C ends the comparison: without `out` it has the runs that were finished, and raises KeyboardInterrupt if there
+    are none; with `out` it can be resumed.
 
     Parameters
     ----------
@@ -143,7 +144,10 @@ def compare(
         )
 
     numbers, first = seeds_from(seed, seeds), data_of(seed)
-    with prepared(out, exist, chosen.get("track", ())) as place, interruptible(out is None) as interrupted:
+    with (
+        prepared(out, exist, chosen.get("track", ())) as place,
+        interruptible(out is None, OF_A_COMPARISON) as interrupted,
+    ):
         base = place.folder
 
         def folder_of(entrant: Entrant, seed: int) -> Path | None:
@@ -209,9 +213,13 @@ def train_all(
     if not done and found.refused and not interrupted():
         raise CoterieError("every method refuses these data, this network or these settings; the warnings say why")
     if not done:
+        log.warning(
+            "interrupted: none of the %d runs was finished, so nothing is kept; with `out`, it could be resumed",
+            len(runs),
+        )
         raise KeyboardInterrupt
     if done + len(found.refused) * len(seeds) < len(runs):
-        log.warning("interrupted: the comparison has %d of %d runs", done, len(runs))
+        log.warning("interrupted: the comparison has %d of %d runs, those that were finished", done, len(runs))
     return found
 
 

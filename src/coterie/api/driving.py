@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from coterie.api.interrupting import INTERRUPTED, Interrupted, InterruptibleEnding
+from coterie.api.interrupting import Interrupted, InterruptibleEnding
 from coterie.api.opening import opening
 from coterie.api.result import Result, reloaded
 from coterie.core import tree
@@ -54,8 +54,6 @@ def drive(
             show(line)
         ending = InterruptibleEnding(**asdict(ending), interrupted=interrupted)
         result = train(backend, newcomers, settings, watch, max_left_out=safety.max_left_out, ending=ending)
-        if result.ended and result.ended.reason == INTERRUPTED:
-            log.warning("interrupted: the result has %d of %d rounds", result.ended.round, settings.rounds)
         return replace(result, privacy=privacy, config=about)
     folder = Folder(out, about, backend.splits, newcomers is not None, resume)
     try:

@@ -11,7 +11,9 @@ from coterie.federation import Ended, Ending, Round
 from coterie.runs.stopping import stoppable
 
 INTERRUPTED = "interrupted"  # reason why such a run ended
-SAID = "\ncoterie: the run ends after this round; press Ctrl-C again to stop at once, without a result\n"
+AGAIN = "press Ctrl-C again to stop at once, without a result"
+OF_A_RUN = f"\ncoterie: the run ends after this round; {AGAIN}\n"
+OF_A_COMPARISON = f"\ncoterie: the comparison ends after this round, with the runs that are finished; {AGAIN}\n"
 
 Interrupted = Callable[[], int]  # returns the signal once Ctrl-C was pressed, else 0
 
@@ -29,13 +31,15 @@ class InterruptibleEnding(Ending):
 
 
 @contextmanager
-def interruptible(active: bool = True) -> Iterator[Interrupted]:
+def interruptible(active: bool = True, says: str = OF_A_RUN) -> Iterator[Interrupted]:
     """Take Ctrl-C in this block. active: False leaves it alone, as for runs whose folder can be resumed.
+
+    says: what the first Ctrl-C prints.
 
     SIGTERM is not taken: a script that is asked to terminate must not continue with a partial result.
     """
     if not active:
         yield lambda: 0
         return
-    with stoppable(SAID, [signal.SIGINT]) as interrupted:
+    with stoppable(says, [signal.SIGINT]) as interrupted:
         yield interrupted

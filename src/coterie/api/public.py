@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from coterie.api.existing import prepared
-from coterie.api.interrupting import interruptible
+from coterie.api.interrupting import INTERRUPTED, interruptible
 from coterie.api.progress import progress_bar, unwatched
 from coterie.api.result import Result
 from coterie.api.running import execute
@@ -23,6 +24,8 @@ from coterie.execution.choice import Execution
 from coterie.federation import Ending, Round, Safety, Settings
 from coterie.privacy import Protection
 from coterie.privacy.encryption import Encryption
+
+log = logging.getLogger("coterie")
 
 
 def run(
@@ -210,4 +213,7 @@ def run(
             **merged(groups, named),
             **method_settings,
         )
+    if result.config is not None and result.ended and result.ended.reason == INTERRUPTED:
+        planned = result.config["federation"]["rounds"]
+        log.warning("interrupted: the result has %d of %d rounds", result.ended.round, planned)
     return result if out is None else replace(result, folder=Path(out))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
@@ -23,9 +24,17 @@ class ShortUsage(argparse.HelpFormatter):
         super().add_usage(usage, actions, groups, prefix)
 
 
+class Listed(argparse.Action):
+    """A flag whose words are separated by commas or spaces; its value has commas."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        setattr(namespace, self.dest, values)
+
+
 class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        chosen, rest = super().parse_known_args(args, namespace)
+        lists = {name for action in self._actions if isinstance(action, Listed) for name in action.option_strings}
+        chosen, rest = super().parse_known_args(with_commas(args, lists) if lists and args else args, namespace)
         if rest:
             unknown = next((word for word in rest if word.startswith("--")), "")
             near = self.flags_near(unknown.partition("=")[0])
@@ -55,6 +64,20 @@ class Parser(argparse.ArgumentParser):
         elif found and "COMMAND" in message:  # all are too many for a line
             message = message[: found.start()] + found[1]
         self.exit(2, f"{self.prog}: error: {message} (`{self.prog} --help` explains)\n")
+
+
+def with_commas(words: Sequence[str], flags: set[str]) -> list[str]:
+    """Join what follows these flags with commas, up to the next flag or the name of a file or folder."""
+    found: list[str] = []
+    values: int | None = None  # of the current flag, so far, counted up to 1; None: no such flag
+    for word in words:
+        if values and not word.startswith("-") and not os.path.lexists(word):
+            found[-1] = f"{found[-1].rstrip(',')},{word}"
+            continue
+        name, assigned, _ = word.partition("=")
+        values = len(assigned) if name in flags else 1 if values == 0 else None
+        found.append(word)
+    return found
 
 
 def nearest(name: str, known: Sequence[str]) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from coterie.cli.flags import MakeCommand, add_trust
+from coterie.cli.parser import Listed
 from coterie.core.printable import printable
 
 if TYPE_CHECKING:
@@ -65,7 +66,9 @@ def add_commands(command: MakeCommand, argv: list[str]) -> None:
             metavar="0=healthy,1=disease|in-order",
             help="what the labels in --data mean; default: they are names of the run's classes",
         )
-    evaluate.add_argument("--client", metavar="all|3,5|NAME", default="all", help="whose models; default: all")
+    evaluate.add_argument(
+        "--client", action=Listed, metavar="all|3,5|NAME", default="all", help="whose models; default: all"
+    )
     evaluate.add_argument(
         "--data",
         help="name of a dataset, or a path to labelled samples in any form that adapt takes; default: the client's own "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from coterie.cli.flags import MakeCommand, add_format, asked_for
+from coterie.cli.parser import Listed
 
 
 def add_commands(command: MakeCommand, argv: list[str]) -> None:
@@ -27,6 +28,7 @@ def add_commands(command: MakeCommand, argv: list[str]) -> None:
     table.add_argument("runs", metavar="RUN", nargs="+", help="folder of a run, or one that holds runs")
     table.add_argument(
         "--columns",
+        action=Listed,
         metavar="NAMES",
         help="the metric (such as accuracy), worst10, std_clients, by_samples, before, after, global, by_validation, "
         "new_before, new_after, new_global, megabytes, seconds; default: the metric and worst10",
@@ -81,14 +83,19 @@ def do_plot(chosen: argparse.Namespace) -> None:
 
 
 def do_table(chosen: argparse.Namespace) -> None:
+    from pathlib import Path
+
     from coterie.analysis import tables
     from coterie.api.comparing import load_comparison
+    from coterie.report.page import write_page
 
     found = load_comparison(*chosen.runs)
     columns = [name.strip() for name in getattr(chosen, "columns", "").split(",") if name.strip()]
     against, caption, label = (getattr(chosen, name, None) for name in ("against", "caption", "label"))
     made = found.publication(columns, against, caption, label)
     if hasattr(chosen, "out"):
-        print(tables.write(made, chosen.out, getattr(chosen, "format", None)))
+        path = Path(chosen.out)
+        format = tables.format_of(path, getattr(chosen, "format", None))
+        print(write_page(tables.text(made, format), path))
     else:
         tables.show([made], getattr(chosen, "format", "terminal"))

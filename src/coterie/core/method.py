@@ -73,7 +73,7 @@ class Method(Explicit, ABC, Generic[Server, State, Down, Up]):
         return super().__new__(cls, *args, **settings)
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """A method derived from another reports under its own name: what it does not call itself, its class says."""
+        """A subclass without its own `title` or `results` uses its class name in both."""
         super().__init_subclass__(**options)
         check_words(cls.__name__, cls.family, cls.suits)
         inherited: str | None = getattr(super(cls, cls), "title", None)

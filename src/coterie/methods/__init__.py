@@ -197,7 +197,7 @@ def documented(kind: type[AnyMethod]) -> str:
         if f.name != "train"
     ]
     training = "train: local training, a coterie.LocalTraining; fields that are not set come from the protocol"
-    formula = [inspect.cleandoc(kind.formula), ""] if kind.formula else []
+    formula = ["Formula", "-------", inspect.cleandoc(kind.formula), ""] if kind.formula else []
     return "\n".join([text, "", *formula, "Parameters", "----------", *listed, training])
 
 

@@ -68,26 +68,33 @@ def tune(
 ) -> Tuned:
     """Search the settings of a method by its score on validation samples; test samples are not used to choose.
 
-    Args:
-        method: a name or a method.
-        over: setting -> values to try, as a list or as text "0.1,1,10"; for all searches but grid also a range, as
-            "0.001..0.1".
-        search: "grid" (all combinations), "random", "halving" (successive halving), or, with the extra
-            `coterie[tune]`, "tpe" (Optuna's TPE proposes each setting from the scores so far) and "asha" (TPE, and
-            settings that are not among the best 1/eta so far stop early).
-        trials: settings to try; default: 16 where they are drawn.
-        search_seed: seed of the proposals. The same seed gives the same candidates.
-        seeds: trainings of each setting.
-        validation: share of each client's training samples to set aside, unless the data has validation samples.
-        budget_rounds, budget_minutes: limits for all trials together.
-        final: run the best setting on all training samples, and measure it once on the test samples.
-        out: folder of the search. If it exists, the search is resumed.
-        data, model, backend, head, model_args, train_only, protocol, settings: as for `coterie.run`.
+    Parameters
+    ----------
+    method: a name or a method.
+    over: setting -> values to try, as a list or as text "0.1,1,10"; for all searches but grid also a range, as
+        "0.001..0.1".
+    search: "grid" (all combinations), "random", "halving" (successive halving), or, with the extra `coterie[tune]`,
+        "tpe" (Optuna's TPE proposes each setting from the scores so far) and "asha" (TPE, and settings that are not
+        among the best 1/eta so far stop early).
+    trials: settings to try; default: 16 where they are drawn.
+    search_seed: seed of the proposals. The same seed gives the same candidates.
+    eta: halving and asha continue the best 1/eta.
+    seeds: trainings of each setting.
+    validation: share of each client's training samples to set aside, unless the data has validation samples.
+    budget_rounds, budget_minutes: limits for all trials together.
+    final: run the best setting on all training samples, and measure it once on the test samples.
+    out: folder of the search. If it exists, the search is resumed.
+    data, model, backend, head, model_args, train_only, protocol, settings: as for `coterie.run`.
 
-    Example:
-        >>> tuned = coterie.tune("fedpac", {"align": [0.1, 1, 10], "lr": [0.01, 0.1]}, data)
-        >>> tuned.best
-        {'align': 1.0, 'lr': 0.01}
+    Returns
+    -------
+    Tuned: `.best`, `.standings`, `.test`, `.table()`.
+
+    Examples
+    --------
+    >>> tuned = coterie.tune("fedpac", {"align": [0.1, 1, 10], "lr": [0.01, 0.1]}, data)  # doctest: +SKIP
+    >>> tuned.best  # doctest: +SKIP
+    {'align': 1.0, 'lr': 0.01}
     """
     if not isinstance(over, Mapping):
         raise CoterieError("over is a dictionary from settings to the values to try, such as {'lr': [0.01, 0.1]}")
