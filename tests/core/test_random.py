@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from coterie.core import random
 
@@ -34,6 +36,13 @@ def test_folding_numbers_and_tensors_is_the_same() -> None:
     together = random.derive(key, numbers)
     assert together.tolist() == [int(random.derive(key, int(n))) for n in numbers]
     assert len(set(together.tolist())) == len(numbers)
+
+
+@given(*[st.integers(-(2**63), 2**63 - 1)] * 3)
+def test_integers_are_hashed_like_tensors(key: int, one: int, other: int) -> None:
+    expected = int(random.derive(torch.tensor(key), torch.tensor(one), torch.tensor(other)))
+    assert random.derive(key, one, other) == expected
+    assert int(random.derive(key, torch.tensor([one]), other)) == expected
 
 
 def test_shuffles_are_fair() -> None:

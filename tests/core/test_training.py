@@ -197,3 +197,18 @@ def test_a_split_of_known_size_leaves_no_padding_in_a_batch() -> None:
         assert run.drawn.real is None
         assert others.real is not None
         assert others.real[run.drawn.sample].all()
+
+
+@pytest.mark.parametrize(("transform", "draws", "expected"), [
+    (Transform(), False, 0),
+    (Transform(), True, 2),
+    (Transform(flip=True), False, 3),
+])  # fmt: skip
+def test_only_what_is_drawn_is_hashed(
+    transform: Transform, draws: bool, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    d, hashes, scramble = replace(data(transform=transform), draws=draws), [], random.scramble
+    monkeypatch.setattr(random, "scramble", lambda x: hashes.append(x) or scramble(x))
+    batch = d.batch(torch.arange(4), 0)
+    assert len(hashes) == expected
+    assert (batch.key is not None) == draws

@@ -108,6 +108,7 @@ class Data:
     transform: Transform
     real: Tensor | None = None  # (n,) False where a sample is padding; None: all are real
     alone: bool = False  # computed alone, not stacked with other clients
+    draws: bool = True  # whether the network draws from the keys of batches
     known: int | None = None  # number of real samples, if it is the same for all stacked clients: no batch is padded
 
     @property
@@ -136,10 +137,11 @@ class Data:
 
     def batch(self, index: Tensor, epoch: int) -> Batch:
         """These samples, augmented as in this epoch."""
-        bits = random.bits(random.derive(self.key, random.AUGMENT, epoch), index)
+        varied = self.transform.crop or self.transform.flip
+        bits = random.bits(random.derive(self.key, random.AUGMENT, epoch), index) if varied else index  # not read
         x = ops.current().draw(self.x, index, bits, self.transform)
         real = None if self.real is None else self.real[index]
-        key = random.derive(self.key, random.DROPOUT, epoch)
+        key = random.derive(self.key, random.DROPOUT, epoch) if self.draws else None
         return Batch(x, self.y[index], index, real, alone=self.alone, key=key)
 
     def of(self, z: Tensor) -> Data:

@@ -8,6 +8,7 @@ not cryptographic: what must be secret, such as noise for privacy, comes from pr
 from __future__ import annotations
 
 import math
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -20,36 +21,44 @@ _MIX2 = -7723592293110705685  # 0x94D049BB133111EB
 PARTICIPANTS, SHUFFLE, AUGMENT, DROPOUT, SPLIT, REBALANCE, EXPLORE, NEWCOMERS, NOISE, DRAW, SERVER = range(11)
 
 
-def scramble(x: Tensor) -> Tensor:
+K = TypeVar("K", Tensor, int)  # int64 tensors, or integers in the range of int64: a few tensor operations take longer
+
+
+def scramble(x: K) -> K:
     """A bijection of int64 with well-mixed bits."""
-    x = (x ^ _shift(x, 30)) * _MIX1
-    x = (x ^ _shift(x, 27)) * _MIX2
+    x = _wrap((x ^ _shift(x, 30)) * _MIX1)
+    x = _wrap((x ^ _shift(x, 27)) * _MIX2)
     return x ^ _shift(x, 31)
 
 
-def _shift(x: Tensor, by: int) -> Tensor:
+def _shift(x: K, by: int) -> K:
     return (x >> by) & ((1 << (64 - by)) - 1)  # a logical shift: torch's is arithmetic
 
 
-def derive(key: Tensor, *numbers: Tensor | int) -> Tensor:
+@overload
+def derive(key: int, *numbers: int) -> int: ...
+@overload
+def derive(key: Tensor, *numbers: Tensor | int) -> Tensor: ...
+def derive(key: Any, *numbers: Any) -> Any:
     """The key of a narrower context: derive(seed, round), derive(that, client), ..."""
     for number in numbers:
-        step = number * _GOLDEN + _GOLDEN
-        key = scramble(key + (step if isinstance(step, Tensor) else _wrap(step)))
+        key = scramble(_wrap(key + _wrap(number * _GOLDEN + _GOLDEN)))
     return key
 
 
-def _wrap(x: int) -> int:
-    return (x + (1 << 63)) % (1 << 64) - (1 << 63)  # as int64 arithmetic would
+def _wrap(x: K) -> K:
+    """As int64 arithmetic would, which tensors have."""
+    return x if isinstance(x, Tensor) else (x + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
-def seed_key(seed: int) -> Tensor:
-    return scramble(torch.tensor(_wrap(seed), dtype=torch.int64))
+def seed_key(seed: int, *numbers: int) -> Tensor:
+    """() the key of a seed, or derive(that, *numbers)."""
+    return torch.tensor(derive(scramble(_wrap(seed)), *numbers), dtype=torch.int64)
 
 
 def server_key(seed: int, round: int) -> Tensor:
     """() random key of the server in a round; ~: no client draws from this stream."""
-    return derive(seed_key(~seed), SERVER, round)
+    return seed_key(~seed, SERVER, round)
 
 
 def bits(key: Tensor, samples: Tensor) -> Tensor:
@@ -97,5 +106,4 @@ def shuffle(key: Tensor, n: int, real: Tensor | None = None) -> Tensor:
 
 def participants(seed: int, round: int, clients: int, joining: int) -> Tensor:
     """(joining,) sorted ids of the clients of a round, drawn without replacement."""
-    key = derive(seed_key(seed), PARTICIPANTS, round)
-    return shuffle(key, clients)[:joining].sort().values
+    return shuffle(seed_key(seed, PARTICIPANTS, round), clients)[:joining].sort().values

@@ -28,7 +28,7 @@ from coterie.core.model import Model
 from coterie.core.rehearsal import rehearse
 from coterie.core.user_code import failure, users_lines
 from coterie.execution.backend import LocalBackend, rehearsal_samples
-from coterie.execution.requests import Cohort, Request, act, consecutive, keys
+from coterie.execution.requests import Cohort, Request, act, consecutive, keys_for
 from coterie.execution.scoring import slices
 
 COHORT = 1024  # clients whose states are loaded at a time, at most
@@ -125,7 +125,7 @@ class ClientRunner:
 
     def compute(self, job: Request, clients: list[int], states: Any, downs: Any) -> Any:
         """Compute each client with its row of states and downs, and stack the results."""
-        given = (states, downs, keys(self.seed, job.turn, torch.tensor(clients)))
+        given = (states, downs, keys_for(job, self.seed, torch.tensor(clients)))
         results = [self.work(job, client, *tree.pick(given, row)) for row, client in enumerate(clients)]
         return tree.join([tree.apply(lambda t: t[None], result) for result in results])
 
@@ -146,9 +146,11 @@ class ClientRunner:
         x, y = self._samples(job.split, client)
         if not job.task.startswith("score"):  # for dropout and other layers that draw random numbers
             draws = torch.default_generator if x.device.type == "cpu" else torch
-            draws.manual_seed(int(random.derive(key, random.DROPOUT)))
+            draws.manual_seed(random.derive(int(key), random.DROPOUT))
         rate = torch.tensor(job.turn.rate, dtype=self.model.mean.dtype, device=x.device)
-        data = Data(x, y, key.to(x.device), rate, self.data.classes, self.data.transform, alone=True)
+        data = Data(
+            x, y, key.to(x.device), rate, self.data.classes, self.data.transform, alone=True, draws=self.model.hashed
+        )
         return act(self.method, self.model, job, data, state, down)
 
     def _samples(self, split: str, client: int) -> tuple[Tensor, Tensor]:

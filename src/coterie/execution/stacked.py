@@ -23,7 +23,7 @@ from coterie.execution.backend import TOO_LARGE, LocalBackend, check_draws
 from coterie.execution.cohorts import CohortPartition, largest_cohort, memory
 from coterie.execution.device_split import device_splits
 from coterie.execution.graphs import Graphs, unrecorded
-from coterie.execution.requests import Cohort, Request, act, keys
+from coterie.execution.requests import Cohort, Request, act, keys_for
 from coterie.execution.scoring import measured, slices
 from coterie.gpu import devices, sampling
 from coterie.gpu.fusion import fuse
@@ -109,14 +109,14 @@ class Stacked(LocalBackend):
 
         def client(x: Tensor, y: Tensor, real: Any, key: Tensor, rate: Tensor, shared: Any, given: Any) -> Any:
             mask = real if isinstance(real, Tensor) else None
-            data = Data(x, y, key, rate, self.data.classes, self.data.transform, mask)
+            data = Data(x, y, key, rate, self.data.classes, self.data.transform, mask, draws=self.model.hashed)
             return act(self.method, self.fast, job._replace(shared=shared), data, *given)
 
         def body(samples: Tensor, real: Any, key: Tensor, rate: Tensor, shared: Any, given: Any) -> Any:
             together = torch.func.vmap(client, in_dims=(0, 0, 0, 0, None, None, dims))
             return together(sampling.take(held.x, samples), held.y[samples], real, key, rate, shared, given)
 
-        key = keys(self.seed, job.turn, cohort.ids)
+        key = keys_for(job, self.seed, cohort.ids)
         rate = torch.full((), job.turn.rate, dtype=self.model.mean.dtype, device=self.device)
         inputs = (*held.padded(cohort), key, rate, job.shared, given)
         return self.graphs.run(f"{job.task} {job.split} {job.every} {form}", body, inputs)

@@ -27,7 +27,7 @@ from coterie.execution.backend import TOO_LARGE, LocalBackend, check_draws
 from coterie.execution.cohorts import largest_cohort, memory
 from coterie.execution.device_split import device_splits
 from coterie.execution.graphs import Graphs, unrecorded
-from coterie.execution.requests import Cohort, Request, act, consecutive, keys
+from coterie.execution.requests import Cohort, Request, act, consecutive, keys_for
 from coterie.execution.scoring import measured
 from coterie.gpu import devices
 from coterie.gpu.operations import fused_on
@@ -119,11 +119,12 @@ class Streams(LocalBackend):
         """What each client of the cohort computes."""
         held, clients = self.samples[job.split], cohort.clients.tolist()
         made: list[Any] = [None] * len(clients)
-        key = keys(self.seed, job.turn, cohort.ids)
+        key = keys_for(job, self.seed, cohort.ids)
         rate = torch.full((), job.turn.rate, dtype=self.model.mean.dtype, device=self.device)
 
         def client(places: Tensor, key: Tensor, rate: Tensor, shared: Any, given: Any) -> Any:
-            data = Data(held.x[places], held.y[places], key, rate, self.data.classes, self.data.transform)
+            x, y = held.x[places], held.y[places]
+            data = Data(x, y, key, rate, self.data.classes, self.data.transform, draws=self.model.hashed)
             return act(self.method, self.model, job._replace(shared=shared), data, *tree.apply(channels_last, given))
 
         def work(branch: Branch, rows: Sequence[int]) -> Generator[None, None, None]:
