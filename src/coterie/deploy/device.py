@@ -18,7 +18,8 @@ from coterie.deploy.messages import STATE_LOST
 from coterie.deploy.privacy_record import COUNTED, PrivacyRecord, RequestFailed
 from coterie.deploy.store import Store
 from coterie.deploy.wire import Header, Refused
-from coterie.execution.looped import ClientRunner, one_thread
+from coterie.execution.looped import ClientRunner
+from coterie.execution.process import one_thread
 from coterie.execution.requests import Request, Turn, keys
 from coterie.execution.scoring import weighed
 from coterie.privacy.accountant import Spent

@@ -28,6 +28,7 @@ from coterie.core.model import Model
 from coterie.core.rehearsal import rehearse
 from coterie.core.user_code import failure, users_lines
 from coterie.execution.backend import LocalBackend, rehearsal_samples
+from coterie.execution.process import one_thread
 from coterie.execution.requests import Cohort, Request, act, consecutive, keys_for
 from coterie.execution.scoring import slices
 
@@ -268,13 +269,3 @@ def cores() -> int:
     """Cores that a run of this process may use."""
     here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(here // _sharing, 1)
-
-
-def one_thread() -> None:
-    """Use one thread, and an allocator that keeps freed memory instead of returning it after every step."""
-    torch.set_num_threads(1)
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt:  # glibc
-        trim_threshold, mmap_threshold = -1, -3
-        mallopt(trim_threshold, 2**31 - 1)
-        mallopt(mmap_threshold, 2**30)

@@ -28,7 +28,8 @@ from coterie.core.method import AnyMethod
 from coterie.core.model import Model
 from coterie.execution.backend import LocalBackend
 from coterie.execution.cohorts import CohortPartition
-from coterie.execution.looped import Looped, Packed, cores, one_thread, packed, shares_of, unpacked
+from coterie.execution.looped import Looped, Packed, cores, packed, shares_of, unpacked
+from coterie.execution.process import one_thread
 from coterie.execution.requests import Cohort, CohortInput, Request, cohort_of
 from coterie.execution.stacked import Stacked
 

@@ -23,6 +23,7 @@ from coterie.execution.backend import TOO_LARGE, LocalBackend, check_draws
 from coterie.execution.cohorts import CohortPartition, largest_cohort, memory
 from coterie.execution.device_split import device_splits
 from coterie.execution.graphs import Graphs, unrecorded
+from coterie.execution.process import keep_freed_memory
 from coterie.execution.requests import Cohort, Request, act, keys_for
 from coterie.execution.scoring import measured, slices
 from coterie.gpu import devices, sampling
@@ -52,6 +53,8 @@ class Stacked(LocalBackend):
         check_draws(model)
         if devices.runs_triton(self.device):
             self.fast = fuse(self.model)
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self.most = cohort
         self.partition = CohortPartition(method, self.model, data)
         self.samples = device_splits(data, self.device)

@@ -25,7 +25,7 @@ from coterie.deploy.transports.flower.device import device_from_config
 from coterie.deploy.transports.flower.options import read_run_config
 from coterie.deploy.transports.flower.server import FlowerTransport
 from coterie.deploy.wire import Refused
-from coterie.execution.looped import one_thread
+from coterie.execution.process import one_thread
 from coterie.federation import Round
 from coterie.runs.finding import new_folder
 
