@@ -74,6 +74,22 @@ def test_the_command_uses_the_same_code(folder: Path, tmp_path: Path, capsys: py
     assert table["outcomes"] == ours["outcomes"]
 
 
+def test_every_metric_is_a_column(folder: Path) -> None:
+    """The mean over clients in evaluation.csv, and over seeds; the same from memory, from runs and in compare.json."""
+    made = coterie.compare(["local", "fedavg"], data(), "linear", seeds=2, out=folder, exist="resume", **HOW)
+    loaded, columns = coterie.load_comparison(folder), ["accuracy", "auroc", "calibration_error"]
+    assert sorted(made.to_csv(columns).splitlines()) == sorted(loaded.to_csv(columns).splitlines())
+    found = []
+    for seed in range(2):
+        with (folder / f"fedavg-seed{seed}" / "evaluation.csv").open() as file:
+            own = [float(r["auroc"]) for r in csv.DictReader(file) if r["model"] == "global" and r["auroc"]]
+        found.append(100 * sum(own) / len(own))
+    assert made.table().set_index("method").loc["FedAvg", "auroc"] == pytest.approx(sum(found) / 2, abs=1e-4)
+    stored = json.loads((folder / "compare.json").read_text())["outcomes"]
+    of_fedavg = [100 * row["metrics"]["auroc"] for row in stored if row["method"] == "FedAvg"]
+    assert of_fedavg == pytest.approx(found, abs=1e-4)
+
+
 def test_progress_is_shown_whatever_the_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(
         ["compare", "local", "-nc", "3", "--local-size", "30", "--test-size", "10", "--model", "linear",

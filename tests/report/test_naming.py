@@ -18,12 +18,12 @@ from coterie.report.live import LivePage
 from coterie.report.naming import details, entries, named
 from coterie.report.seeds import grouped
 from coterie.runs.finding import open_runs
-from coterie.runs.run import Run
+from coterie.runs.stored_run import StoredRun
 from tests import toy
 from tests.signing import sign
 
 
-class Written(Run):
+class Written(StoredRun):
     """A run that measured nothing yet."""
 
     def __init__(self, path: str, seed: int = 0, start: str = "", data: dict[str, Any] | None = None, **settings: Any):

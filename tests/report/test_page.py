@@ -20,6 +20,7 @@ import pytest
 from scipy import stats
 
 import coterie
+from coterie.api.comparing import load_comparison
 from coterie.cli import main
 from coterie.core.errors import CoterieError
 from coterie.data import Partition
@@ -297,6 +298,30 @@ def test_metrics_of_seeds_are_a_mean_with_an_interval(tmp_path: Path) -> None:
     first = made.table("client", "calibration error, %")[0]["calibration error, %"]
     own = [100 * float(e[0]["calibration_error"]) for e in evaluated]
     assert first.split(" ± ")[0] == f"{np.mean(own):.2f}"
+
+
+def test_fedavg_has_metrics_of_its_global_model(tmp_path: Path) -> None:
+    """FedAvg reports the global model, FedAvg-FT the fine-tuned ones; both are measured."""
+    settings = {"rounds": 1, "local_epochs": 3, "lr": 0.5, "backend": toy.IN_TURN, "out": tmp_path / "run"}
+    coterie.run("fedavg", toy.toy(augmented=False), "mlp", **settings)
+    evaluated = rows(tmp_path / "run" / "evaluation.csv")
+    at_end = {(r["point"], r["client"]): r["accuracy"] for r in rows(tmp_path / "run" / "clients.csv")}
+    named = {"FedAvg": ("global", "pre"), "FedAvg-FT": ("personal", "finished")}
+    made = page(tmp_path / "run")
+    shown = {r["method"]: r for r in made.table("method", "AUROC, %")}
+    assert shown.keys() == named.keys()
+    assert shown["FedAvg"] != shown["FedAvg-FT"] | {"method": "FedAvg"}
+    compared = load_comparison(tmp_path / "run")
+    (at, *_), *cells = csv.reader(compared.to_csv(["auroc", "calibration_error"]).splitlines())
+    assert at == "method"
+    for (title, (model, point)), cell in zip(named.items(), cells, strict=True):
+        own = [r for r in evaluated if r["model"] == model]
+        assert all(float(r["accuracy"]) == float(at_end[point, r["client"]]) for r in own if r["accuracy"])
+        for metric, name, column in (("auroc", "AUROC, %", 1), ("calibration_error", "calibration error, %", 2)):
+            mean = f"{np.mean([100 * float(r[metric]) for r in own if r[metric]]):.2f}"
+            assert shown[title][name] == cell[column] == mean
+    with pytest.raises(CoterieError, match="unknown column 'aurc': did you mean 'auroc'"):
+        compared.publication(["aurc"])
 
 
 def test_confusion_matrices_are_those_of_the_clients(folders: Path) -> None:

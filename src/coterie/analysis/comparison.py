@@ -42,6 +42,7 @@ class Comparison:
     against: str | None = None  # method that the others are tested against; None: the best by the metric
     curves: Mapping[str, Sequence[Curve]] = field(default_factory=dict)  # method -> scores over rounds, for each seed
     metric: MetricScale = ACCURACY_SCALE  # what scores are of
+    others: Sequence[MetricScale] = ()  # all metrics of the task, measured after the last round
 
     @property
     def methods(self) -> list[str]:
@@ -65,7 +66,7 @@ class Comparison:
         rows = []
         for name, group in self.groups().items():
             row: dict[str, Any] = {"method": name, "seeds": len(group)}
-            for column, how in columns_of(self.metric).items():
+            for column, how in columns_of(self.metric, self.others).items():
                 values = how.values(group)
                 if values:
                     spread = Spread.of(values)
@@ -125,7 +126,7 @@ class Comparison:
         unit = " in percent" * self.metric.share
         about = caption or f"Test {self.metric.words}{unit} on {clients_text(self.num_clients)} of {self.data}"
         tested = self.reference(against)
-        return publication(self.groups(), self.samples(), about, tested, columns, label, self.metric)
+        return publication(self.groups(), self.samples(), about, tested, columns, label, self.metric, self.others)
 
     def text_tables(self) -> list[TextTable]:
         """What `coterie compare` prints: all scores, and the paired tests where there are several methods."""

@@ -9,6 +9,7 @@ from coterie.analysis.lookup import method_class, method_name, parts, training
 from coterie.core.errors import CoterieError
 from coterie.core.method import AnyMethod
 from coterie.federation import History
+from coterie.federation.finals import reported_model
 from coterie.federation.history import Outcome
 from coterie.methods import VARIANTS
 
@@ -42,12 +43,15 @@ def rows_of(
     seconds: float,
     privacy: Mapping[str, Any] | None,
     content: str,
+    finals: Mapping[str, Any] | None,
 ) -> list[dict[str, Any]]:
     """One row for each number that a run reports.
 
-    labels: outcome -> its name in tables. content: checksum of the clients' samples.
+    labels: outcome -> its name in tables. content: checksum of the clients' samples. finals: all metrics after the
+    last round, as in result.json; a number has those of its model.
     """
     last = next(r for r in reversed(history) if ("pre", "test") in r.scores)
+    finished = any(history.with_point("finished"))
     post = next((r for r in reversed(history) if ("post", "test") in r.scores), last)
     return [
         {
@@ -63,6 +67,7 @@ def rows_of(
             **{p: v for r in history for p in NEW if (v := r.score(p)) is not None},
             "megabytes": round(sum(r.bytes_up + r.bytes_down for r in history) / 1e6, 6),  # exactly
             "seconds": round(seconds, 2),
+            "metrics": {} if model is None else {name: v["mean"] for name, v in (finals or {})[model].items()},
             "privacy": privacy,
             "content": content,
             "clients": scores.clients[scores.defined].tolist(),
@@ -70,6 +75,7 @@ def rows_of(
         }
         for o in outcomes
         for scores in [list(history.with_point(o.point))[-1].scores[o.point, "test"]]
+        for model in [reported_model(finals or {}, last.metric.name, o.point, o.last.mean, finished)]
     ]
 
 

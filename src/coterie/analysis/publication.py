@@ -24,7 +24,8 @@ class TableColumn(NamedTuple):
 
     def values(self, group: Sequence[Mapping[str, Any]]) -> list[float]:
         scale = self.metric.factor if self.metric else 1.0
-        return [scale * float(row[self.key]) for row in group if row.get(self.key) is not None]
+        found = [{**row.get("metrics", {}), **row}.get(self.key) for row in group]
+        return [scale * float(value) for value in found if value is not None]
 
     def number(self, value: float) -> str:
         return self.metric.written(value) if self.metric else f"{value:.2f}"
@@ -36,8 +37,8 @@ COSTS = {
 }
 
 
-def columns_of(metric: MetricScale) -> dict[str, TableColumn]:
-    """All columns by name; the first is named after the metric."""
+def columns_of(metric: MetricScale, others: Sequence[MetricScale] = ()) -> dict[str, TableColumn]:
+    """All columns by name; the first is named after the metric. others: all metrics of the task."""
     places = {
         metric.name: ("mean", metric.words),
         "worst10": ("worst10", "worst 10 %"),
@@ -55,7 +56,8 @@ def columns_of(metric: MetricScale) -> dict[str, TableColumn]:
         name: TableColumn(key, heading, metric, lower=key == "std" or not metric.higher)
         for name, (key, heading) in places.items()
     }
-    return scores | COSTS
+    every = {one.name: TableColumn(one.name, one.words, one, lower=not one.higher) for one in others}
+    return scores | {name: column for name, column in every.items() if name not in scores} | COSTS
 
 
 def publication(
@@ -66,12 +68,13 @@ def publication(
     columns: Sequence[str] = (),
     label: str | None = None,
     metric: MetricScale = ACCURACY_SCALE,
+    others: Sequence[MetricScale] = (),
 ) -> TextTable:
     """The table, from the rows and the clients' scores of each method.
 
-    reference: the method that the others are tested against.
+    reference: the method that the others are tested against. others: metrics that may be columns, too.
     """
-    chosen = {name: column_of(name, metric) for name in columns or (metric.name, "worst10")}
+    chosen = {name: column_of(name, columns_of(metric, others)) for name in columns or (metric.name, "worst10")}
     found = {
         name: [Spread.of(values) if (values := column.values(group)) else None for column in chosen.values()]
         for name, group in groups.items()
@@ -107,8 +110,7 @@ def publication(
     )
 
 
-def column_of(name: str, metric: MetricScale) -> TableColumn:
-    known = columns_of(metric)
+def column_of(name: str, known: Mapping[str, TableColumn]) -> TableColumn:
     if name not in known:
         raise unknown("column", name, known)
     return known[name]

@@ -31,6 +31,7 @@ from coterie.core.method import AnyMethod
 from coterie.core.model import Model
 from coterie.execution.choice import Execution
 from coterie.federation import Ending
+from coterie.report.final_metrics import scales_of
 from coterie.report.naming import dataset, entries
 from coterie.report.sections.summary import outcome, reference, same_data
 from coterie.runs.extending import remains
@@ -190,7 +191,7 @@ def train_all(
         if out and is_complete(out) and not remains(out, settings.get("rounds"), ending):
             if verify:
                 train(entrant, seed, out, True)  # which trains nothing
-            history, outcomes, seconds, privacy, content = read_finished(out)
+            history, outcomes, seconds, privacy, content, finals = read_finished(out)
         else:
             try:
                 result = train(entrant, seed, out, out is not None and is_begun(out))
@@ -204,8 +205,9 @@ def train_all(
                 break
             history, outcomes, privacy = result.history, result.outcomes(), result.privacy
             seconds, content = time.monotonic() - start, str((result.config or {})["data"]["content"])
+            finals = result.finals.summary() if result.finals else None
         labels = {o.name: f"{label(entrant.method, o.name, entrant.called)}{entrant.detail}" for o in outcomes}
-        found.rows.extend(rows_of(labels, seed, history, outcomes, seconds, privacy, content))
+        found.rows.extend(rows_of(labels, seed, history, outcomes, seconds, privacy, content, finals))
         for o in outcomes:
             name = labels[o.name]
             found.curves.setdefault(name, []).append(history.curve(o.point))
@@ -224,7 +226,9 @@ def train_all(
 
 
 def as_comparison(found: Trainings, data: FederatedData, against: str | None) -> Comparison:
-    return Comparison(found.rows, data.name, data.num_clients, against, found.curves, data.task.metric.scale)
+    task = data.task
+    others = [metric.scale for metric in task.metrics]
+    return Comparison(found.rows, data.name, data.num_clients, against, found.curves, task.metric.scale, others)
 
 
 def load_comparison(*runs: str | Path) -> Comparison:
@@ -250,5 +254,6 @@ def load_comparison(*runs: str | Path) -> Comparison:
     for entry in group:
         curve = [(int(number), shown / entry.run.metric.factor) for number, shown in entry.run.curve(entry.point)]
         curves.setdefault(entry.label, []).append(curve)
-    name, metric = dataset(group[0].run)[0], group[0].run.metric
-    return Comparison(rows, name, max(len(row["clients"]) for row in rows), reference(group), curves, metric)
+    first, clients = group[0].run, max(len(row["clients"]) for row in rows)
+    others = list(scales_of(first, list(dict.fromkeys(name for row in rows for name in row["metrics"]))).values())
+    return Comparison(rows, dataset(first)[0], clients, reference(group), curves, first.metric, others)

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from coterie.api.saved_run import load_run
 from coterie.core.data import FederatedData
@@ -99,8 +99,20 @@ def is_begun(out: Path) -> bool:
     return out.exists()
 
 
-def read_finished(out: Path) -> tuple[History, list[Outcome], float, Mapping[str, Any] | None, str]:
-    """History, outcomes, seconds, privacy and the samples' checksum of a finished run. The seconds are its rounds'."""
+class FinishedTraining(NamedTuple):
+    """What a finished run in a folder says of itself."""
+
+    history: History
+    outcomes: list[Outcome]
+    seconds: float  # of its rounds
+    privacy: Mapping[str, Any] | None
+    content: str  # the samples' checksum
+    metrics: Mapping[str, Any] | None  # all metrics after the last round
+
+
+def read_finished(out: Path) -> FinishedTraining:
     run = load_run(out)
-    seconds = sum((run.result or {})["seconds"].values())
-    return run.history, run.outcomes(), seconds, run.privacy, str(run.section("data")["content"])
+    result = run.result or {}
+    content = str(run.section("data")["content"])
+    seconds = sum(result["seconds"].values())
+    return FinishedTraining(run.history, run.outcomes(), seconds, run.privacy, content, result.get("metrics"))

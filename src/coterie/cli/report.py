@@ -31,7 +31,8 @@ def add_commands(command: MakeCommand, argv: list[str]) -> None:
         action=Listed,
         metavar="NAMES",
         help="the metric (such as accuracy), worst10, std_clients, by_samples, before, after, global, by_validation, "
-        "new_before, new_after, new_global, megabytes, seconds; default: the metric and worst10",
+        "new_before, new_after, new_global, megabytes, seconds, and every metric of evaluation.csv, such as auroc; "
+        "default: the metric and worst10",
     )
     table.add_argument(
         "--against",

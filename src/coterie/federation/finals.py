@@ -15,6 +15,7 @@ from coterie.execution.requests import send
 from coterie.federation.history import worst_tenth
 
 PERSONAL, GLOBAL = "personal", "global"
+ALIKE = 1e-6  # scores that differ by less are the same measurement
 
 
 class FinalMetrics(NamedTuple):
@@ -56,6 +57,21 @@ def means(values: Tensor, metric: MetricScale) -> dict[str, float | None]:
     return {"mean": math.fsum(known) / len(known), "worst10": math.fsum(tenth) / len(tenth), "clients": len(known)}
 
 
+def reported_model(
+    found: Mapping[str, Mapping[str, Mapping[str, Any]]], metric: str, point: str, score: float, finished: bool
+) -> str | None:
+    """The model with this mean score at a point, whose other metrics thus belong to it; None: it was not measured.
+
+    found: as from `FinalMetrics.summary`. finished: whether a final step replaced the models that `pre` measured.
+    """
+    later = point == "global" or (point == "pre" and finished)
+    for model in (GLOBAL, PERSONAL) if later else (PERSONAL, GLOBAL):
+        own = found.get(model, {}).get(metric, {}).get("mean")
+        if isinstance(own, int | float) and math.isclose(own, score, rel_tol=ALIKE, abs_tol=ALIKE):
+            return model
+    return None
+
+
 def stored(value: float, metric: MetricScale) -> float | str:
     return metric.stored(value) if math.isfinite(value) else ""
 
@@ -66,7 +82,8 @@ def measure_every(backend: LocalBackend, server: Any) -> FinalMetrics | None:
     if not len(tested):
         return None
     found = {PERSONAL: backend.every("score", tested, send(backend.method, server, tested))}
-    if not backend.method.personal_is_global and backend.predicts_globally(server):
+    kept_is_global = backend.method.personal_is_global and not backend.method.finishes
+    if not kept_is_global and backend.predicts_globally(server):
         found[GLOBAL] = backend.every("score_global", tested, (), server)
     count = len(task.metrics)
     blank = torch.full((backend.num_clients, count), torch.nan, dtype=torch.float64)

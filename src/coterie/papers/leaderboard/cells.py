@@ -23,7 +23,7 @@ from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError, Diverged
 from coterie.core.version import VERSION
 from coterie.data import divide, federate, filled
-from coterie.federation.finals import GLOBAL, PERSONAL
+from coterie.federation.finals import reported_model
 from coterie.federation.history import POINTS
 from coterie.papers.leaderboard.files import SEARCHES, BoardFolder, FileKey
 from coterie.papers.leaderboard.protocol import BASE, Benchmark, BoardProtocol
@@ -33,8 +33,6 @@ from coterie.tuning.schedule import SearchBudget, Stage, Stages
 from coterie.tuning.search import about, begun, best_of, check, do_trials, make_task
 from coterie.tuning.standings import ranked
 from coterie.tuning.trials import SearchTask, Trials, without_test
-
-ALIKE = 1e-6  # shares that differ by less are the same measurement
 
 
 class BoardCircumstances(NamedTuple):
@@ -249,22 +247,20 @@ def measured(method: str, result: Result) -> dict[str, Any]:
         "metric": last.metric._asdict(),
         "measured": POINTS[point],
         "scores": values,
-        "calibration": calibration(result, sum(values) / len(values)),
+        "calibration": calibration(result, point, sum(values) / len(values)),
         "bytes_up": sum(record.bytes_up for record in history),
         "bytes_down": sum(record.bytes_down for record in history),
         "left_out": sum(len(record.left_out) for record in history),
     }
 
 
-def calibration(result: Result, score: float) -> float | None:
-    """The expected calibration error, mean over clients, of the models whose mean score this is.
+def calibration(result: Result, point: str, score: float) -> float | None:
+    """The expected calibration error, mean over clients, of the models whose mean score at this point this is.
 
     None: the task has none, or those are not the models that the run keeps, which are the ones that are measured.
     """
     found = result.finals.summary() if result.finals else {}
-    for model in (PERSONAL, GLOBAL):
-        of_model = found.get(model, {})
-        own, error = (of_model.get(name, {}).get("mean") for name in (result.metric.name, "calibration_error"))
-        if own is not None and error is not None and abs(own - score) < ALIKE:
-            return round(error, 6)
-    return None
+    finished = any(result.history.with_point("finished"))
+    model = reported_model(found, result.metric.name, point, score, finished)
+    error = found[model].get("calibration_error", {}).get("mean") if model else None
+    return None if error is None else round(error, 6)

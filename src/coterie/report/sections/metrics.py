@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from coterie.core.errors import CoterieError
 from coterie.core.metric_scale import MetricScale
 from coterie.federation.finals import PERSONAL
 from coterie.report.elements import folded, paragraph, section, table
+from coterie.report.final_metrics import model_of, numbers_of, scales_of
 from coterie.report.markup import Markup, join
 from coterie.report.naming import client_label
 from coterie.report.sections.classes import class_view
@@ -16,30 +17,63 @@ from coterie.report.sections.rounds import interval_words
 from coterie.report.seeds import SeedGroup, grouped, score_cell, trained
 from coterie.runs.stored_run import StoredRun
 
-Numbers = Mapping[str, Mapping[str, Mapping[str, Any]]]
 KINDS = {"mean": "mean", "worst10": "worst 10 %"}
+
+
+class ModelMetrics(NamedTuple):
+    """The final metrics of one model of a method."""
+
+    group: SeedGroup
+    model: str
+    reported: bool  # whether the group's number is of this model
+
+    def means(self, key: str = "mean") -> list[dict[str, float | None]]:
+        """For each seed: metric -> mean over clients, or over the worst tenth of them."""
+        found = [numbers_of(run).get(self.model, {}) for run in self.group.runs]
+        return [{name: number(value.get(key)) for name, value in own.items()} for own in found]
 
 
 def metrics(runs: Sequence[StoredRun]) -> Markup:
     """All metrics after the last round: of each method, each client and each class."""
     every = grouped(runs)
-    groups = [own_models(g, every) for g in trained(every) if any(numbers_of(run) for run in g.runs)]
-    if not groups:
+    own = [own_models(g, every) for g in trained(every) if any(map(numbers_of, g.runs))]
+    found = measured(every, own)
+    if not found:
         return join()
-    found = [numbers_of(run) for g in groups for run in g.runs]
-    names = list(dict.fromkeys(name for numbers in found for own in numbers.values() for name in own))
-    scales = scales_of(groups[0].run, names)
-    note = f"Mean over clients after the last round, of each client's own model.{interval_words(groups)}"
+    names = list(dict.fromkeys(name for one in found for seed in one.means() for name in seed))
+    scales = scales_of(found[0].group.run, names)
+    main = [[one.group.label, *cells(one, scales)] for one in found if one.reported]
+    more = [
+        [one.group.label, one.model, words, *cells(one, scales, key)]
+        for one in found
+        for key, words in KINDS.items()
+        if not one.reported or key != "mean"
+    ]
+    note = f"Mean over clients after the last round, of the models that the methods report.{interval_words(own)}"
     rest = "Mean of the worst 10 % of clients by each metric, and the global model"
     return section(
         "metrics",
         "All metrics",
-        table("All metrics", ["method", *headings(scales)], method_rows(groups, scales, main=True)),
+        table("All metrics", ["method", *headings(scales)], main),
         paragraph(note, class_="small"),
-        folded(rest, table(rest, ["method", "model", "", *headings(scales)], method_rows(groups, scales, main=False))),
-        client_metrics(groups, scales),
-        class_view(groups),
+        folded(rest, table(rest, ["method", "model", "", *headings(scales)], more)),
+        client_metrics(found, scales),
+        class_view(own),
     )
+
+
+def measured(every: Sequence[SeedGroup], own: Sequence[SeedGroup]) -> list[ModelMetrics]:
+    """The models of all groups, then those that no group reports. own: groups that report what the clients keep."""
+    found = []
+    for group in every:
+        models = [model for run in group.runs if (model := model_of(run, group.point))]
+        models += [PERSONAL] * any(group is one for one in own)
+        found += [ModelMetrics(group, model, True) for model in models[:1]]
+    known = {(id(run), one.model) for one in found for run in one.group.runs}
+    for group in own:
+        models = list(dict.fromkeys(model for run in group.runs for model in numbers_of(run)))
+        found += [ModelMetrics(group, model, False) for model in models if (id(group.run), model) not in known]
+    return found
 
 
 def own_models(group: SeedGroup, every: Sequence[SeedGroup]) -> SeedGroup:
@@ -54,58 +88,32 @@ def headings(scales: Mapping[str, MetricScale]) -> list[str]:
     return [scale.heading for scale in scales.values()]
 
 
-def numbers_of(run: StoredRun) -> Numbers:
-    """Model -> metric -> mean and worst10, as far as result.json has them."""
-    found = (run.result or {}).get("metrics")
-    models = found if isinstance(found, dict) else {}
-    return {
-        str(model): {str(name): value for name, value in metrics.items() if isinstance(value, dict)}
-        for model, metrics in models.items()
-        if isinstance(metrics, dict)
-    }
-
-
-def method_rows(groups: Sequence[SeedGroup], scales: Mapping[str, MetricScale], main: bool) -> list[list[str]]:
-    """Rows of means over seeds. main: the mean over clients of personal models; else all other numbers."""
-    rows = []
-    for group in groups:
-        found = [numbers_of(run) for run in group.runs]
-        for model in dict.fromkeys(model for numbers in found for model in numbers):
-            for key, words in KINDS.items():
-                if ((model, key) == (PERSONAL, "mean")) != main:
-                    continue
-                own = [numbers.get(model, {}) for numbers in found]
-                cells = [score_cell([number(m.get(name, {}).get(key)) for m in own], s) for name, s in scales.items()]
-                rows.append([group.label, *([] if main else [model, words]), *cells])
-    return rows
+def cells(one: ModelMetrics, scales: Mapping[str, MetricScale], key: str = "mean") -> list[str]:
+    seeds = one.means(key)
+    return [score_cell([seed.get(name) for seed in seeds], scale) for name, scale in scales.items()]
 
 
 def number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def scales_of(run: StoredRun, names: Sequence[str]) -> dict[str, MetricScale]:
-    """The scale of each metric; of a task whose code is not loaded, values as they are."""
-    try:
-        known = {metric.name: metric.scale for metric in run.task.metrics}
-    except (CoterieError, KeyError, TypeError, ValueError):  # code that is not loaded, or a damaged config.json
-        known = {}
-    return {name: known.get(name, MetricScale(name, share=False, counts=False)) for name in names}
-
-
-def client_metrics(groups: Sequence[SeedGroup], scales: Mapping[str, MetricScale]) -> Markup:
-    """For each method, all metrics of every client's own model."""
-    made = [client_table(group, scales) for group in groups if group.same_clients and any(map(personal, group.runs))]
+def client_metrics(found: Sequence[ModelMetrics], scales: Mapping[str, MetricScale]) -> Markup:
+    """For each number that a method reports, all metrics of every client."""
+    made = [
+        client_table(one, scales)
+        for one in found
+        if one.reported and one.group.same_clients and any(of_clients(run, one.model) for run in one.group.runs)
+    ]
     return folded("Every client", *made) if made else join()
 
 
-def personal(run: StoredRun) -> Mapping[int, Mapping[str, float]]:
-    """Client -> metric -> value of its own model; empty for a run that has not finished."""
-    return run.client_metrics.get(PERSONAL, {}) if run.result else {}
+def of_clients(run: StoredRun, model: str) -> Mapping[int, Mapping[str, float]]:
+    """Client -> metric -> value of a model; empty for a run that has not finished."""
+    return run.client_metrics.get(model, {}) if run.result else {}
 
 
-def client_table(group: SeedGroup, scales: Mapping[str, MetricScale]) -> Markup:
-    found = [personal(run) for run in group.runs]
+def client_table(one: ModelMetrics, scales: Mapping[str, MetricScale]) -> Markup:
+    group, found = one.group, [of_clients(run, one.model) for run in one.group.runs]
     clients = sorted({client for own in found for client in own})
     rows = [
         [

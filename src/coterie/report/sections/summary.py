@@ -12,6 +12,7 @@ from coterie.federation.history import POINTS, worst_tenth_text
 from coterie.report import row_charts
 from coterie.report.charts import ChartRow
 from coterie.report.elements import folded, grid, paragraph, section, table
+from coterie.report.final_metrics import model_of, numbers_of
 from coterie.report.markup import Markup, join, tag
 from coterie.report.naming import Reported, client_label, comparable, dataset, entries, outcomes, results
 from coterie.report.sections.clients import tip
@@ -125,12 +126,14 @@ def reference(group: Sequence[Reported]) -> str | None:
 def outcome(entry: Reported) -> dict[str, Any]:
     """An entry in the form of `coterie compare`."""
     run, scores = entry.run, entry.run.last_scores.get(entry.point, [])
+    model = model_of(run, entry.point)
     chosen = [o.get("best_by_validation") for o in results(run) if o.get("measured") == POINTS[entry.point]]
     return {
         "method": entry.label,
         "seed": run.seed,
         **last(entry),
         **{p: curve[-1][1] / run.metric.factor for p in ("pre", "post", "global", *NEW) if (curve := run.curve(p))},
+        "metrics": {} if model is None else {name: v.get("mean") for name, v in numbers_of(run)[model].items()},
         "best_by_validation": next((v for v in chosen if isinstance(v, float)), None),
         "megabytes": run.total("bytes_") / 1e6,
         "seconds": run.total("seconds_"),
