@@ -320,12 +320,21 @@ def test_another_run_is_refused(cut: Path, tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in cut.rglob("*") if path.is_file()} == before
 
 
-def test_another_version_is_refused(cut: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_another_version_is_refused(cut: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coterie.runs.describe.VERSION", "9.9")
     with pytest.raises(CoterieError, match=r'ran.coterie was ".*" and is "9.9"'):
         run(cut, exist="resume")
-    with pytest.raises(CoterieError, match=r"no config.json"):
-        run(tmp_path, exist="resume")
+
+
+def test_a_folder_without_a_run_is_used_if_it_is_empty(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "notes.txt").write_text("mine")
+    with pytest.raises(CoterieError, match="nothing to resume"):
+        run(other, exist="resume")
+    assert (other / "notes.txt").read_text() == "mine"
+    (other / "notes.txt").unlink()
+    assert len(run(other, exist="resume").history) == len(run(tmp_path / "new").history)
 
 
 def test_a_checkpoint_of_another_run_is_refused(cut: Path, tmp_path: Path) -> None:
