@@ -23,6 +23,7 @@ from coterie.core.method import AnyMethod
 from coterie.core.model import Model
 from coterie.core.wrapper import innermost
 from coterie.execution.choice import Execution, place
+from coterie.execution.process import restored
 from coterie.federation import Ending, Round, Settings
 from coterie.federation.newcomers import keep_out
 from coterie.models import make_network
@@ -33,6 +34,7 @@ from coterie.runs.stopping import Stopped
 from coterie.runs.trackers import make_trackers
 
 
+@restored()
 def execute(
     method: str | AnyMethod,
     data: FederatedData | None = None,

@@ -24,6 +24,7 @@ from coterie.core.errors import CoterieError
 from coterie.core.method import AnyMethod
 from coterie.core.wrapper import Around, innermost
 from coterie.execution import LocalBackend, Looped, Turn
+from coterie.execution.process import restored
 from coterie.execution.scoring import slices
 from coterie.federation import History, Round
 from coterie.federation.rounds import sift
@@ -47,6 +48,7 @@ class Adapted(Result):
         return self.given
 
 
+@restored()
 def adapt(
     run: StoredRun,
     data: str | Path,

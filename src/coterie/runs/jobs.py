@@ -179,8 +179,8 @@ def serve(line: Connection, work: Work, jobs: int) -> None:
         signal.signal(signal.SIGTERM, leave)
         end_with_parent()
         share_cores(jobs)
+        torch.set_num_threads(cores())
         for content in arriving(line):
-            torch.set_num_threads(cores())  # the looped backend may have changed it
             answer = attempt(work, content)
             torch.cuda.empty_cache()  # for other workers
             with contextlib.suppress(ConnectionError):

@@ -23,6 +23,7 @@ from coterie.core.method import AnyMethod
 from coterie.core.model import Model
 from coterie.data.gather import set_aside
 from coterie.execution import LocalBackend
+from coterie.execution.process import restored
 from coterie.federation import History, Safety, Settings, federate
 from coterie.federation.newcomers import keep_out
 from coterie.runs.checkpoint import Checkpoints
@@ -115,6 +116,7 @@ class Trials:
             shutil.rmtree(path, ignore_errors=True)
 
 
+@restored()
 def train(
     task: SearchTask,
     candidate: Candidate,
