@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import coterie
 from coterie.api import Execution, fastest
+from coterie.api.running import execute
 from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
 from coterie.core.model import make_model
@@ -69,6 +70,18 @@ def test_what_is_chosen() -> None:
     assert chosen(dense(nn.RReLU()), many, "cuda") == "looped"
     assert chosen(toy.network(batch_norm=True), few, "cuda") == "streams"  # its convolutions are not fused
     assert chosen(Recurrent(), few, "cuda") == "streams"
+    fused = list(toy.network().children())[:3]
+    more = nn.Sequential(*fused, nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(36, toy.CLASSES))
+    assert chosen(more, few, "cuda") == "streams"  # only one of its two convolutions is fused
+
+
+def test_the_first_lines_say_why_clients_are_stacked() -> None:
+    many, lines = toy.toy(train=(8,) * 8, test=(2,) * 8), list[str]()
+    execute("fedavg", many, dense(), rounds=1, show=lines.append)
+    assert "clients run stacked (fastest for a small network without convolutions)" in "\n".join(lines)
+    convolutional = make_model(toy.network(), toy.SHAPE, toy.CLASSES)
+    why = fastest(toy.method("fedavg"), convolutional, many, "cuda", Execution()).why
+    assert why == "fastest for a network with fused convolutions"
 
 
 class Recurrent(nn.Module):

@@ -24,7 +24,7 @@ from coterie.execution.memory import check_folder
 from coterie.execution.ray import Ray
 from coterie.execution.stacked import Stacked
 from coterie.execution.streams import Streams
-from coterie.gpu.fusion import FusedModel, fuse
+from coterie.gpu.fusion import FusedConv, fuse
 
 log = logging.getLogger("coterie")
 SMALL = 200_000  # parameters up to which stacking is faster on a CPU
@@ -144,13 +144,15 @@ def fastest(method: AnyMethod, model: Model, data: FederatedData, device: str, h
     on_cpu = device.startswith("cpu")
     if on_cpu and not worth_stacking(model, data, how):
         return BackendChoice("looped", "")
-    if not on_cpu and any(map(is_convolution, model.encoder.modules())) and not isinstance(fuse(model), FusedModel):
+    if not on_cpu and unfused(model):
         return BackendChoice("streams", "stacked convolutions are slower in this network")
     problem = vmap_problem(method, model, *rehearsal_samples(data))
     if problem:
         log.debug("torch cannot stack these clients: %s", problem)
         return BackendChoice("looped" if on_cpu else "streams", f"torch cannot stack them: {problem}")
-    return BackendChoice("stacked", "")
+    convolutional = any(map(is_convolution, model.encoder.modules()))
+    network = "network with fused convolutions" if convolutional else "network without convolutions"
+    return BackendChoice("stacked", f"fastest for a {'small ' if on_cpu else ''}{network}")
 
 
 def worth_stacking(model: Model, data: FederatedData, how: Execution) -> bool:
@@ -158,6 +160,11 @@ def worth_stacking(model: Model, data: FederatedData, how: Execution) -> bool:
     small = sum(t.numel() for t in tree.leaves(model.start)) <= SMALL
     dense = not any(map(is_convolution, model.encoder.modules()))
     return small and dense and data.num_clients >= FEW and how.processes is None
+
+
+def unfused(model: Model) -> bool:
+    """Whether convolutions are left that are not fused: stacked, they are grouped convolutions, which are slow."""
+    return any(is_convolution(layer) and not isinstance(layer, FusedConv) for layer in fuse(model).encoder.modules())
 
 
 def is_convolution(layer: nn.Module) -> bool:
