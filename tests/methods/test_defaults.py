@@ -18,6 +18,11 @@ FOUND: dict[str, dict[str, Any]] = {
     | {"server_batch": 32},  # zhuangdizhu/FedGen, model_config.py for emnist; main.py --batch_size
     "superfed": {"pull": 0.01, "apart": 2.0}  # vaseline555/SuPerFed, main.py: --mu, --nu
     | {"begin": 40},  # of 100 rounds: the paper; commands/personalization: --L 0.4
+    "fedphp": {"inherit": 0.9, "transfer": 0.1, "growth": 100},  # lxcnju/FedRepo, fedphp.py: 0.9; 0.1 of 1000 rounds
+    "fedntd": {"distill": 1.0, "temperature": 1.0},  # Lee-Gihun/FedNTD, config/fedntd.json: beta, tau
+    "apple": {"relation_lr": 1e-3, "pull": 0.1, "pull_rounds": 16},  # ljaiverson/pFL-APPLE; a tenth of 160 rounds
+    "floco": {"endpoints": 10, "radius": 0.1},  # of the Five-Fold split
+    "per-fedavg": {"weight_by_samples": False},  # the paper's mean over clients
     "cfl": {"settled": 0.4, "apart": 1.6},  # felisat/clustered-federated-learning: EPS_1, EPS_2
     "fedadam": {"server_lr": 0.01, "server_beta1": 0.9, "server_beta2": 0.99, "server_eps": 1e-3},  # Flower's baseline
     "fedadagrad": {"server_lr": 0.1},  # of the paper on CIFAR-10: conf/cifar10/strategy

@@ -4,9 +4,10 @@ Jun Luo, Shandong Wu: Adapt to Adaptation: Learning Personalization for Cross-Si
 A client trains its own core model w_i and its directed relations p_i together; both slopes are taken at the same point.
 The relations take plain gradient steps; the authors' code has momentum there. As there, the pull λ(r) μ to p_0, the
 shares of samples, decays exponentially to 0.001 in L rounds and is then switched off; the default L is a tenth of the
-paper's rounds. All clients receive all core models; the paper's limit on downloads is left out. The mixture has the
-BatchNorm statistics of the client's own core model, because weights of a mixture may be negative.
-A client that was not in training has no core model among the others and learns its relations to them only.
+paper's rounds. The term has the factor 1/2 of the paper's equation; the code has none, so its pull of 0.1 is one of 0.2
+here. All clients receive all core models; the paper's limit on downloads is left out. The mixture has the BatchNorm
+statistics of the client's own core model, because weights of a mixture may be negative. A client that was not in
+training has no core model among the others and learns its relations to them only.
 """
 
 from __future__ import annotations

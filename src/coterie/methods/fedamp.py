@@ -6,7 +6,9 @@ Client i trains from its cloud model u_i on its loss + λ/(2α) |w - u_i|². Fed
 A'(|w_i - w_j|²) (w_i - w_j) with A(x) = 1 - exp(-x/σ); HeurFedAMP by the cosine of the angle between models. The paper
 lowers α every 30 rounds and tunes σ; here both are constant. If the weights of all others sum to more than 1, they are
 scaled to 1, so that a cloud model stays between the models. Models are those that clients sent last; clients that never
-took part have no weight. Only trained parameters are compared. Defaults not verified in the paper: λ, α, σ and ξ_ii.
+took part have no weight. Only trained parameters are compared. The paper leaves ξ_ii to the user: here it is 0.5 for
+any number m of clients, half of the mixture; 1/m would weigh a client's own model like those of others. Defaults not
+verified in the paper: λ, α, σ of both kinds and ξ_ii.
 """
 
 from __future__ import annotations

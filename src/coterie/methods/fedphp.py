@@ -5,8 +5,9 @@ Private Models, ECML PKDD 2021.
 The inherited model supervises by the features of a batch (multi-kernel MMD, as in the authors' code: five RBF kernels
 around the mean squared distance) or by its softened outputs. A client has no inherited model before its first training,
 so that one is FedAvg's, and the received model predicts until then. The paper grows the share of the inherited model
-linearly up to μ over the trainings that a client will have had at the end; `growth` is that number, and its default
-and that of `transfer` are ours. With differential privacy for samples, each sample is a batch of its own.
+linearly up to μ over the trainings that a client will have had at the end; `growth` is that number: 100 for the
+authors' 1000 rounds of a tenth of the clients. μ and λ are those of their code. With differential privacy for samples,
+each sample is a batch of its own.
 """
 
 from __future__ import annotations

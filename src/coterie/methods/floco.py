@@ -4,9 +4,10 @@ Dennis Grinwald, Philipp Wiesner, Shinichi Nakajima: Federated Learning over Con
 Without Floco+, which adds Ditto's personal model. The authors' code assigns regions after 250 of 500 rounds, by updates
 of all clients in one round; here `begin` counts rounds and is set for 100 of them, and a client's update is its latest.
 A client that first trains later is projected by its first update, on the axes of the others; until then it has the
-whole simplex. The projection: principal components of the updates of all vertices, each with the sign that gives the
-first client a positive score; scores divided by a scale; the closest point of the simplex. The scale is one of 100, up
-to twice the largest score: the one whose points have the least Riesz energy (s = 2). In every step a point is drawn
+whole simplex. M and ρ are those of the paper's Five-Fold split of clients; it has 20 and 0.01 for Dirichlet splits, 10
+and 0.5 for FEMNIST. The projection: principal components of the updates of all vertices, each with the sign that gives
+the first client a positive score; scores divided by a scale; the closest point of the simplex. The scale is one of 100,
+up to twice the largest score: the one whose points have the least Riesz energy (s = 2). In every step a point is drawn
 uniformly from the simplex. One outside of the region is moved towards the center, to a distance distributed as in a
 ball, so that it stays in the simplex, which it may leave in the authors' code. The whole head is in the simplex, bias
 included; BatchNorm's statistics are shared.

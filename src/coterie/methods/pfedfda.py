@@ -4,12 +4,13 @@ Connor J. McLaughlin, Lili Su: Personalized Federated Learning via Feature Distr
 The network's own head is not used. A client trains the encoder under the global Gaussians (one mean per class, one
 covariance for all) and its class shares, then mixes global and local Gaussians with one coefficient β. The paper finds
 it by L-BFGS on the loss of two-fold cross-validation; here it is the best of evenly spaced candidates, so that all
-clients do the same work. A class of one sample is left out there; if all are, β is 0. Features come from a pass after
-training, and a class without samples has the global mean. As in the authors' code, the identity is added to local
-covariances: small ones would give steep classifiers, and training would diverge. The first global means are uniform on
-[0, 1), also as there: negative ones cannot be reached behind a ReLU, and training would switch its units off. After the
-last round, each client fits its Gaussians again under the final encoder, as in the authors' evaluation (`finished`);
-until then it has those of its last training.
+clients do the same work. A class of one sample is left out there; if all are, β is 0. The authors' code has a β for the
+means and another for the covariance, unless `--single_beta` is given, and takes class means of more than two samples
+only. Features come from a pass after training, and a class without samples has the global mean. As in the authors'
+code, the identity is added to local covariances: small ones would give steep classifiers, and training would diverge.
+The first global means are uniform on [0, 1), also as there: negative ones cannot be reached behind a ReLU, and training
+would switch its units off. After the last round, each client fits its Gaussians again under the final encoder, as in
+the authors' evaluation (`finished`); until then it has those of its last training.
 """
 
 from __future__ import annotations
