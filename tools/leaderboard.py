@@ -1,5 +1,7 @@
 """Run every method with `coterie compare all --protocol quick`, and keep what docs/leaderboard.md shows.
 
+Methods that need normalization layers run on a network that has some, next to FedAvg.
+
 `python -m tools.leaderboard` writes benchmarks/results/leaderboard.json; `python -m tools.ledger` makes the page of it.
 """
 
@@ -10,31 +12,44 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from coterie.methods import METHODS
 from coterie.papers.results import committed, hardware
 
 FILE = Path("benchmarks/results/leaderboard.json")
 COMMAND = ("compare", "all", "--protocol", "quick")
-KEPT = ("method", "seed", "reported", "mean", "std", "worst10", "megabytes", "seconds")
+NORMALIZED = ("--model", "conv4", "--model-args", "bn=stats")  # a network with BatchNorm
+NETWORK = "conv4 with BatchNorm"
+KEPT = ("method", "seed", "reported", "mean", "std", "worst10", "megabytes")
 
 
 def main() -> None:
-    start = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "coterie", *COMMAND, "--json", "--out", str(Path(folder) / "runs")]
-        output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout  # noqa: S603
-    found = kept(json.loads(output), time.monotonic() - start)
+    start, needy = time.monotonic(), [name for name, kind in METHODS.items() if kind.needs_norm]
+    everyone = compared(COMMAND)
+    normalized = compared(("compare", "fedavg", *needy, *COMMAND[2:], *NORMALIZED))
+    found = kept(everyone, normalized, time.monotonic() - start)
     FILE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(FILE)
 
 
-def kept(table: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """What the page shows, with the circumstances."""
+def compared(command: Sequence[str]) -> dict[str, Any]:
+    """The JSON of a comparison."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = [sys.executable, "-m", "coterie", *command, "--json", "--out", str(Path(folder) / "runs")]
+        output = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout  # noqa: S603
+    found: dict[str, Any] = json.loads(output)
+    return found
+
+
+def kept(table: dict[str, Any], normalized: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """What the page shows, with the circumstances. normalized: the comparison on a network with BatchNorm."""
+    ran = {row["method"] for row in normalized["outcomes"]}
     return {
         "command": f"coterie {' '.join(COMMAND)}",
         "date": datetime.now(UTC).date().isoformat(),
@@ -43,9 +58,15 @@ def kept(table: dict[str, Any], seconds: float) -> dict[str, Any]:
         "torch": torch.__version__,
         "seconds": round(seconds),
         **{name: table[name] for name in ("data", "clients", "metric")},
-        "refused": table.get("refused", {}),
-        "outcomes": [{name: row[name] for name in KEPT} for row in table["outcomes"]],
+        "refused": {name: reason for name, reason in table.get("refused", {}).items() if name not in ran},
+        "outcomes": [of_row(row) for row in table["outcomes"]],
+        "network": NETWORK,
+        "normalized": [of_row(row) for row in normalized["outcomes"]],
     }
+
+
+def of_row(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: row[name] for name in KEPT}
 
 
 if __name__ == "__main__":

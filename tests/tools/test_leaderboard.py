@@ -15,14 +15,15 @@ from coterie.methods import METHODS
 
 
 def outcome(method: str, mean: float) -> dict[str, Any]:
-    numbers = {"mean": mean, "std": 0.0312, "worst10": 0.25, "megabytes": 12.34, "seconds": 5.67}
+    numbers = {"mean": mean, "std": 0.0312, "worst10": 0.25, "megabytes": 12.34}
     return {"method": method, "seed": 0, "reported": "pre", **numbers}
 
 
 def found(outcomes: list[dict[str, Any]], **refused: str) -> dict[str, Any]:
     """What the command keeps of the output of `coterie compare --json`."""
     output = {"data": "tiny", "clients": 4, "metric": "accuracy", "refused": refused, "outcomes": outcomes}
-    return kept(output, 119.0)
+    normalized = {"outcomes": [outcome("FedAvg", 0.75), outcome("FedBN", 0.8)]}
+    return kept(output, normalized, 119.0)
 
 
 def everyone() -> list[dict[str, Any]]:
@@ -35,14 +36,16 @@ def write(folder: Path, content: object) -> Path:
 
 
 def test_the_best_come_first_with_their_family(tmp_path: Path) -> None:
-    made = found([*everyone(), outcome("FedPer", 0.7254)], FedBN="no layers to keep")
+    made = found([*everyone(), outcome("FedPer", 0.7254)], FedBN="no layers to keep", FedReG="one reason")
     blocks = leaderboard.blocks(write(tmp_path, made))
     about, _, header, _, first, *_ = blocks["smoke"].splitlines()
     assert f"{len(METHODS) - 1} results on 4 clients of `tiny`, seed 0" in about
     assert "2 minutes in all" in about
     assert header.startswith("| method | family | accuracy |")
-    assert first == "| FedPer | personal head | 72.54 | 3.12 | 25.00 | `pre` | 12.3 | 5.7 |"
-    assert blocks["smoke-refused"] == "- **FedBN**: no layers to keep"
+    assert first == "| FedPer | personal head | 72.54 | 3.12 | 25.00 | `pre` | 12.3 |"
+    assert [line[:10] for line in blocks["smoke-normalized"].splitlines()[4:]] == ["| FedBN | ", "| FedAvg |"]
+    assert blocks["smoke-normalized"].startswith("On conv4 with BatchNorm")
+    assert blocks["smoke-refused"].endswith("\n\n- **FedReG**: one reason")  # FedBN ran on the other network
 
 
 def test_a_method_that_is_missing_is_named(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from coterie.papers.results import load
 from tools.ledger.readme import table
 
 FILE = "leaderboard.json"
-HEADER = ["method", "family", "accuracy", "SD clients", "worst client", "measured", "MB sent", "seconds"]
+HEADER = ["method", "family", "accuracy", "SD clients", "worst client", "measured", "MB sent"]
 
 
 def blocks(folder: Path) -> dict[str, str]:
@@ -19,23 +19,33 @@ def blocks(folder: Path) -> dict[str, str]:
     path = folder / FILE
     found: Any = load(path)
     try:
-        ranked = sorted(found["outcomes"], key=lambda row: -row["mean"])
-        rows = [cells(row) for row in ranked]
-        check_complete({row["method"] for row in ranked} | set(found["refused"]))
+        rows, normalized = (ordered(found[name]) for name in ("outcomes", "normalized"))
+        check_complete({row[0] for row in [*rows, *normalized]} | set(found["refused"]))
         about = circumstances(found, len(rows))
+        network = f"On {found['network']}, for methods that need normalization layers:"
         reasons = "\n".join(f"- **{method}**: {reason}" for method, reason in found["refused"].items())
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CoterieError(f"{path}: not written by `python -m tools.leaderboard`: {error!r}") from None
     except CoterieError as error:
         raise CoterieError(f"{path}: {error}") from None
-    return {"smoke": f"{about}\n\n{table(HEADER, rows)}", "smoke-refused": reasons or "All methods ran."}
+    return {
+        "smoke": f"{about}\n\n{table(HEADER, rows)}",
+        "smoke-normalized": f"{network}\n\n{table(HEADER, normalized)}",
+        "smoke-refused": f"Left out, because the data or the network do not have what they need:\n\n{reasons}"
+        if reasons
+        else "No method is left out.",
+    }
+
+
+def ordered(outcomes: list[dict[str, Any]]) -> list[list[str]]:
+    """The best first."""
+    return [cells(row) for row in sorted(outcomes, key=lambda row: -row["mean"])]
 
 
 def cells(row: dict[str, Any]) -> list[str]:
     families = {name: kind.family for kind in METHODS.values() for name in kind.results}
     shares = (f"{100 * row[name]:.2f}" for name in ("mean", "std", "worst10"))
-    sent, seconds = f"{row['megabytes']:.1f}", f"{row['seconds']:.1f}"
-    return [row["method"], families[row["method"]], *shares, f"`{row['reported']}`", sent, seconds]
+    return [row["method"], families[row["method"]], *shares, f"`{row['reported']}`", f"{row['megabytes']:.1f}"]
 
 
 def circumstances(found: dict[str, Any], rows: int) -> str:
