@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tools.ledger import Files, differences, pages
+from tools.ledger import Files, differences, hypotheses, pages
 from tools.ledger.__main__ import main as update_pages
 from tools.ledger.findings import Findings
 from tools.ledger.overview import overview
@@ -36,7 +36,7 @@ CIFAR, FASHION = "P1-T1-CIFAR10-20", "P1-T1-FMNIST-20"
 PAGES = {
     "docs/results.md": "<!-- noise --><!-- end --><!-- readings --><!-- end --><!-- coverage --><!-- end -->\n"
     "# Overview\n<!-- overview --><!-- end -->\n\n# All\n<!-- notes --><!-- end -->\n"
-    "<!-- tables --><!-- end -->\n<!-- findings --><!-- end -->",
+    "<!-- tables --><!-- end -->\n<!-- findings --><!-- end --><!-- hypotheses --><!-- end -->",
     "docs/claims.md": "# Summary\n<!-- summary --><!-- end --><!-- behind --><!-- end --><!-- papers --><!-- end -->\n"
     "<!-- claims --><!-- end -->",
     "README.md": "# A\n<!-- demo --><!-- end -->\n\n# B\n<!-- results --><!-- end -->\n",
@@ -357,6 +357,54 @@ def test_a_file_of_findings_that_is_none(folder: Path) -> None:
         (folder / "findings.yaml").write_text(text, encoding="utf-8")
         with pytest.raises(CoterieError, match=r"findings\.yaml: "):
             Findings(Files(folder))
+
+
+# Hypotheses.
+
+TELLS = {"miss": "X {P1-T1-CIFAR10-20.fedper.difference:+.1f}", "why": "Y", "rows": {CIFAR: ["FedPer", "Ditto"]}}
+
+
+def hypothesized(folder: Path, *entries: dict[str, Any]) -> list[list[str]]:
+    (folder / "hypotheses.yaml").write_text(json.dumps({"hypotheses": entries}), encoding="utf-8")
+    files = Files(folder)
+    rows = hypotheses.table(files, Findings(files)).splitlines()[2:]
+    return [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
+
+
+def test_hypotheses_say_what_was_run_and_what_became_of_them(folder: Path) -> None:
+    found = hypothesized(
+        folder,
+        TELLS | {"verdict": "open", "seen": "Z"},
+        TELLS | {"rows": {CIFAR: ["Ditto"]}},
+        {"miss": "X", "why": "Y", "needs": "a new option"},
+    )
+    assert found[0] == ["X +1.5", "Y", f"`{CIFAR}`", "1 of 2", "1", "open", "Z"]
+    assert found[1][3:] == ["0 of 1", "-", "not run", ""]
+    assert found[2][2:] == ["-", "-", "-", "not run", "cannot be run yet: needs a new option"]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({}, "has 1 runs and verdict ''"),
+        ({"verdict": "kept", "rows": {CIFAR: ["Ditto"]}}, "has 0 runs and verdict 'kept'"),
+        ({"verdict": "true"}, "verdict"),
+        ({"verdict": "open", "rows": {CIFAR: ["Dito"]}}, "did you mean"),
+        ({"verdict": "open", "needs": "something"}, "either rows, or what it needs"),
+        ({"verdict": "open", "seen": "3.2 points"}, "'3.2' in"),
+        ({"verdict": "open", "guess": "W"}, "guess"),
+    ],
+)
+def test_hypotheses_that_do_not_match_their_runs(folder: Path, change: dict[str, Any], told: str) -> None:
+    with pytest.raises(CoterieError, match=re.escape(told)) as error:
+        hypothesized(folder, TELLS | change)
+    assert "hypothes" in str(error.value)
+
+
+def test_the_rows_of_all_hypotheses_are_in_recipes_that_are_read() -> None:
+    files = Files(RESULTS)
+    named = {name for own in hypotheses.hypotheses(files, Findings(files)) for name in own.rows}
+    assert {name for name in files.own if name.startswith("hypothesis-")} <= named
 
 
 # Files.

@@ -20,6 +20,7 @@ from tools.ledger.noise import Measured, measured
 
 FIRST = "1"  # the campaign of results that are not in a folder of their own
 CAMPAIGNS = "campaigns"
+FINDINGS, HYPOTHESES = "findings.yaml", "hypotheses.yaml"  # the files that are no recipes
 
 
 class Reading(NamedTuple):
@@ -64,7 +65,9 @@ class Files:
             self.by_kind.setdefault(kind(content["settings"]), []).append(content)
         loaded = {path: load(path) for path in sorted(folder.glob("*.json"))}
         self.early = {p.stem: early(p, c) for p, c in loaded.items() if isinstance(c, dict) and "cells" in c}
-        self.own = {path.stem: path for path in sorted(folder.glob("*.yaml")) if path.name != "findings.yaml"}
+        self.own = {
+            path.stem: path for path in sorted(folder.glob("*.yaml")) if path.name not in (FINDINGS, HYPOTHESES)
+        }
         self.recipe = cache(self._recipe)
         self.cells: dict[str, list[Any]] = {}  # recipe -> its numbers; filled by sections.cells
         self.claims: list[Any] = []  # filled by claims.claims

@@ -21,11 +21,12 @@ from coterie.core.names import spelling
 from coterie.core.validation import MappingReader, load_yaml
 from coterie.papers.recipes.recipe import SIZES
 from tools.ledger.claims import claims
-from tools.ledger.files import Files
+from tools.ledger.files import FINDINGS, Files
 from tools.ledger.sections import Cell, cells
 
 CITED = re.compile(r"\{([^{}]*)\}")
 FORM = re.compile(r"([\w.+-]+)\.([\w-]+)(?:\[([^\]]*)\])?\.([\w-]+)(?::(.*))?")
+CODE = re.compile(r"`[^`]*`")  # names of recipes and settings
 TYPED = re.compile(r"\d[.,]\d")  # a number with a decimal point or a thousands separator
 LEADS = ("lead", "lag", "lead-in-print")
 WIDTH = 118
@@ -33,7 +34,7 @@ WIDTH = 118
 
 class Findings:
     def __init__(self, files: Files) -> None:
-        self.files, self.path = files, files.folder / "findings.yaml"
+        self.files, self.path = files, files.folder / FINDINGS
         try:
             keys = MappingReader("", load_yaml(self.path.read_text(encoding="utf-8")) if self.path.exists() else {})
             self.texts = texts(MappingReader("findings: ", keys.take("findings", dict, {})))
@@ -57,7 +58,7 @@ class Findings:
 
     def resolved(self, text: str) -> str:
         """Replace the citations of a text by their numbers."""
-        if typed := TYPED.search(CITED.sub("", text)):
+        if typed := TYPED.search(CODE.sub("", CITED.sub("", text))):
             raise CoterieError(f"'{typed[0]}' in '{text:.40}...' must be cited from a result, as {{...}}")
         return CITED.sub(lambda found: self.cited(found[1]), text)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from coterie.core.errors import CoterieError
 from coterie.papers.verdicts import DRAWS, SEEDS, Noises, RunNoise
-from tools.ledger import claims, leaderboard, readme, tuned
+from tools.ledger import claims, hypotheses, leaderboard, readme, tuned
 from tools.ledger.coverage import by_reading, coverage, noise_table
 from tools.ledger.files import Files
 from tools.ledger.findings import Findings
@@ -33,6 +33,7 @@ def blocks(files: Files) -> dict[str, dict[str, str]]:
             "notes": notes,
             "tables": tables,
             "findings": findings.as_list(findings.texts),
+            "hypotheses": hypotheses.table(files, findings),
         },
         "docs/claims.md": {
             "summary": claims.summary(files),
