@@ -193,6 +193,14 @@ def test_a_comparison_that_is_interrupted_in_its_first_run(caplog: pytest.LogCap
     assert "the result has" not in caplog.text
 
 
+def test_an_interrupted_comparison_in_a_folder_names_that_folder(tmp_path: Path) -> None:
+    out = tmp_path / "c"
+    with pytest.raises(KeyboardInterrupt, match=rf"; the same call with out='{out}' and exist='resume' continues it$"):
+        coterie.compare(["local", "fedper"], toy.toy(), toy.network(), seeds=1, out=out, watch=Interrupter(1), **HOW)
+    again = coterie.compare(["local", "fedper"], toy.toy(), toy.network(), seeds=1, out=out, exist="resume", **HOW)
+    assert again.methods == ["Local", "FedPer"]
+
+
 def test_finished_runs_are_not_run_again(folder: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in folder.glob("*/result.json")}
     assert len(before) == 4

@@ -40,8 +40,9 @@ def test_a_cell_that_is_run_again(tmp_path: Path) -> None:
     assert len(run(out, rounds=3, exist="resume").history) == 3
     with pytest.raises(CoterieError, match=r"not the run that was started: federation\.seed was 0 and is 5"):
         run(out, rounds=3, exist="resume", seed=5)
-    with pytest.raises(CoterieError, match="exists already"):
+    with pytest.raises(CoterieError, match=r"exists already; .*exist='resume' or exist='replace'") as refused:
         run(out)
+    assert "remove" not in str(refused.value)
 
 
 def test_a_run_is_replaced_when_the_new_one_is_done(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from coterie.api.arguments import check_arguments
 from coterie.api.comparison_folder import as_table, is_begun, read_finished, write_outcomes
 from coterie.api.data import load_clients
 from coterie.api.entrants import Entrant, check_fixed, check_protection, entrants, reference_of, trainings
-from coterie.api.existing import check_members, prepared
+from coterie.api.existing import check_free, check_members, prepared
 from coterie.api.interrupting import INTERRUPTED, OF_A_COMPARISON, Interrupted, interruptible
 from coterie.api.progress import progress_bar
 from coterie.api.result import Result
@@ -36,6 +36,7 @@ from coterie.report.naming import dataset, entries
 from coterie.report.sections.summary import outcome, reference, same_data
 from coterie.runs.extending import remains
 from coterie.runs.finding import is_complete, open_runs
+from coterie.runs.stopping import Stopped
 
 log = logging.getLogger("coterie")
 
@@ -115,8 +116,7 @@ def compare(
     chosen = merged(groups, {name: value for name, value in settings.items() if name not in GROUPS})
     check_fixed(listed, chosen)
     check_protection(taken, protocol, chosen)
-    if out is not None and Path(out).exists() and exist == "error":
-        raise CoterieError(f"{out} exists already; name another folder, or pass exist='resume' or exist='replace'")
+    check_free(out, exist)
     fixed = load_clients(protocol=protocol) if data is None else None if callable(data) else data
 
     def data_of(seed: int) -> FederatedData:
@@ -156,7 +156,11 @@ def compare(
 
         if base is not None:
             check_members(base, [base / f"{entrant.name}-seed{number}" for entrant in taken for number in numbers])
-        found = train_all(taken, numbers, train, folder_of, chosen, interrupted, verify=True)
+        try:
+            found = train_all(taken, numbers, train, folder_of, chosen, interrupted, verify=True)
+        except Stopped as stop:  # by Ctrl-C, with a folder
+            again = f"the same call with out='{base}' and exist='resume' continues it"
+            raise Stopped(f"the comparison was stopped; {again}", stop.signal) from None
         if base is not None:
             write_outcomes(base, as_table(found.rows, first, str(out), found.refused))
     return as_comparison(found, first, tested)

@@ -22,6 +22,12 @@ class Place(NamedTuple):
     resume: bool  # the folder exists, and its run continues
 
 
+def check_free(out: str | Path | None, exist: str) -> None:
+    """Raise an error for a folder that exists where that is not allowed."""
+    if exist == "error" and out is not None and os.path.lexists(out):
+        raise CoterieError(f"{out} exists already; name another folder, or pass exist='resume' or exist='replace'")
+
+
 @contextmanager
 def prepared(out: str | Path | None, exist: str = "error", track: str | Sequence[str] = ()) -> Iterator[Place]:
     """The folder to write to. A replacement takes the place of `out` when the block ends without an error."""
@@ -32,6 +38,7 @@ def prepared(out: str | Path | None, exist: str = "error", track: str | Sequence
             raise CoterieError(f"exist='{exist}' needs a run folder: pass one as `out`")
         yield Place(None, False)
         return
+    check_free(out, exist)
     path = Path(out)
     there = os.path.lexists(path)
     if exist == "replace" and there:

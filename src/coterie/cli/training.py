@@ -53,7 +53,7 @@ def train_all(chosen: argparse.Namespace, methods: Sequence[str], seeds: int, be
     out = begun or Path(getattr(chosen, "out", None) or new_folder(f"{names}-{data.name}"))
     exist = getattr(chosen, "exist", "error")
     if begun is None and exist == "error" and out.exists():
-        raise CoterieError(f"{out} exists already; name another folder with --out, remove it, or use --exist")
+        raise CoterieError(f"{out} exists already; name another folder with --out, or use --exist resume or replace")
     many = len(taken) * seeds > 1
     save_config(chosen, data)
     places = {entrant.name: place for place, entrant in enumerate(taken)}

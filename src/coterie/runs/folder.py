@@ -215,7 +215,7 @@ class Folder:
                 self.path.rmdir()
                 raise
         except FileExistsError:
-            raise CoterieError(f"{self.path} exists already; name another folder, or remove it") from None
+            raise CoterieError(f"{self.path} exists already; name another folder") from None
         except OSError as error:
             raise CoterieError(f"cannot create the folder {self.path}: {error.strerror}") from None
 
