@@ -182,7 +182,6 @@ def chain(*layers: nn.Module) -> nn.Module:
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "no head": (Spread, r"no head was found: .*--head.*modules with parameters: a, b"),
     "softmax": (lambda: nn.Sequential(*BODY, nn.Linear(8, 4), nn.Softmax(1)), "ends in a softmax"),
     "tied": (Tied, "'weight' and the encoder's 'second.weight' are one parameter"),
     "state": (Stateful, "keeps state between calls"),

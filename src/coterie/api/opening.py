@@ -68,7 +68,8 @@ def model_lines(model: Model) -> list[str]:
     encoder, head, frozen = map(numbers, (model.start.encoder, model.start.head, model.frozen))
     fixed = f"; {frozen:,} frozen numbers, which are not trained and do not travel" if frozen else ", nothing frozen"
     random = f"; random in training: {model.draws}" if model.draws else ""
-    return [f"network: {encoder:,} numbers in the encoder, {head:,} in the head '{model.head_name}'{fixed}{random}"]
+    parts = f"{encoder:,} numbers in the encoder, {head:,} in the head '{model.head_name}'"
+    return [f"network: {f'{encoder:,} numbers, no head was found' if model.headless else parts}{fixed}{random}"]
 
 
 def norm_lines(method: AnyMethod, model: Model, policy: str) -> list[str]:

@@ -35,6 +35,10 @@ NAMES = (
 LISTED = 30  # modules that a message names, at most
 
 
+class NoHead(CoterieError):
+    """No module of the network is a head."""
+
+
 class Joined(nn.Module):
     """head(encoder(x))."""
 
@@ -76,7 +80,7 @@ def split_head(network: nn.Module, x: Inputs, expected: tuple[Tensor, Tensor], h
         )
     if not any(True for _ in network.children()):
         raise CoterieError("the model is a single layer, without an encoder; pass nn.Sequential(nn.Flatten(), layer)")
-    raise CoterieError(
+    raise NoHead(
         f"no head was found: no module with parameters runs last, so that head(encoder(x)) equals network(x); name the "
         f"head with head=... or --head, or wrap the network in nn.Sequential(encoder, head). {choice(network)}"
     )
@@ -143,10 +147,10 @@ def named(network: nn.Module, name: str) -> NetworkSplit:
 
 
 def last_to_run(network: nn.Module, x: Inputs) -> str:
-    """Name of the module with parameters of its own that runs last; empty: none."""
+    """Name of the module with parameters that runs last and has no others inside; empty: none."""
     trial, ran = copy.deepcopy(network).eval(), list[str]()
     for name, module in trial.named_modules():
-        if name and any(True for _ in module.parameters(recurse=False)):
+        if name and has_parameters(module) and not any(map(has_parameters, module.children())):
             module.register_forward_hook(lambda *_, name=name: ran.append(name))
     with torch.no_grad():
         forward(trial, x)

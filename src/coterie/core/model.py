@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,7 +17,7 @@ from coterie.core.data import Transform
 from coterie.core.ends import check_end
 from coterie.core.errors import CoterieError
 from coterie.core.forward import forward
-from coterie.core.head import feature_axis, split_head
+from coterie.core.head import NetworkSplit, NoHead, feature_axis, split_head
 from coterie.core.layers import NORMS, Norm, check_forward, copied, frozen_of, is_frozen, own_copy, weights_of
 from coterie.core.metrics import SummedMetric
 from coterie.core.packing import Inputs
@@ -50,7 +51,8 @@ class Model:
     task: Task
     preprocess: Preprocess
     precision: str = "fp32"  # of matrix products: fp32, tf32, or bf16; sums and weights keep their type
-    head_name: str = ""  # name of the head in the user's network
+    head_name: str = ""  # name of the head in the user's network; empty: the encoder is all of it
+    headless: str = ""  # why the network has no head, if none was found
     label: tuple[int, ...] = ()  # shape of one label
     draws: str = ""  # layers that draw random numbers in training, such as dropout; empty: none
     hashed: bool = False  # whether all of them draw from the hash of core/random.py, not from torch's stream
@@ -260,17 +262,28 @@ def make_model(
     check_loss(task, expected[0], label)
     check_end(network, x, task)
     draws = check_forward(network, x, expected)
-    encoder, top, name = split_head(network, x, expected, head)
-    start = Weights(weights_of(encoder), weights_of(top))
-    about: dict[str, Any] = {"head_name": name, "label": label, "draws": draws}
+    about: dict[str, Any] = {"label": label, "draws": draws}
     about["hashed"] = bool(draws) and dropout.is_replaced(network, x)
-    model = Model(encoder, top, start, 0, 0, task.to(dtype=trained[0].dtype), preprocess, **about)
+    fixed = (task.to(dtype=trained[0].dtype), preprocess)
+    try:
+        return joined(split_head(network, x, expected, head), x, *fixed, about)
+    except NoHead as error:
+        if head is not None:
+            raise
+        whole = NetworkSplit(copy.deepcopy(network), nn.Identity(), "")
+        return joined(whole, x, *fixed, {**about, "headless": str(error)})
+
+
+def joined(parts: NetworkSplit, x: Inputs, task: Task, preprocess: Preprocess, about: Mapping[str, Any]) -> Model:
+    """The model of an encoder and a head, which must be given a vector where a sample has one class."""
+    start = Weights(weights_of(parts.encoder), weights_of(parts.head))
+    model = Model(parts.encoder, parts.head, start, 0, task, preprocess, head_name=parts.name, **about)
     with torch.no_grad():
-        z = model._call(encoder, start.encoder, x)
+        z = model._call(parts.encoder, start.encoder, x)
     if z.ndim != 2 and task.one_class:
-        raise CoterieError(
-            f"the head '{name}' is given features of shape {tuple(z.shape[1:])}, it must be given a vector for each "
-            "sample; name another head with head=... or --head"
+        raise NoHead(
+            f"the head '{parts.name}' is given features of shape {tuple(z.shape[1:])}, it must be given a vector for "
+            "each sample; name another head with head=... or --head"
         )
-    axis = feature_axis(top, z, task.class_axis)
+    axis = feature_axis(parts.head, z, task.class_axis)
     return replace(model, dim=z.shape[axis or -1], features_along=axis)

@@ -19,6 +19,7 @@ from coterie.core.method import AnyMethod, Census
 from coterie.core.model import Model, Weights
 from coterie.core.sharing import check_kept, norm_names, other_choice
 from coterie.core.user_code import failure, users_lines
+from coterie.core.whole import Whole, needs_head
 from coterie.core.wrapper import Around, innermost
 
 SAMPLES = (4, 2)  # of two clients
@@ -43,6 +44,8 @@ def check_needs(method: AnyMethod, model: Model) -> None:
             f"{method.title} needs normalization layers that are trained, which this network does not have; choose a "
             "network with BatchNorm, GroupNorm or LayerNorm, or another method, such as fedavg"
         )
+    if model.headless and (method.needs_head or method.needs_encoder):
+        raise needs_head(method.title, model)
     for part, weights in model.start._asdict().items():
         if getattr(method, f"needs_{part}") and not tree.trained(weights):
             frozen = any(True for _ in getattr(model, part).parameters())
@@ -58,7 +61,8 @@ def rehearse(method: AnyMethod, model: Model, x: Tensor, y: Tensor) -> None:
     check_needs(innermost(method), model)
     try:
         with torch.random.fork_rng(devices=[]):
-            Rehearsal(brief(method.rehearsed()), model.to(model.mean.device), x, y).play()
+            model = model.to(model.mean.device)
+            Rehearsal(brief(method.rehearsed()), Whole.of(model) if model.headless else model, x, y).play()
     except CoterieError:
         raise
     except Exception as error:

@@ -135,6 +135,8 @@ class OneNetwork(PersonalModel):
 
     def network(self) -> nn.Module:
         encoder, head, name = copy.deepcopy(self.encoder), copy.deepcopy(self.head), self.head_name
+        if not name:
+            return encoder
         if name in dict(encoder.named_modules()):
             put(encoder, name, head)
             return encoder
@@ -151,6 +153,8 @@ class OneNetwork(PersonalModel):
         names, name = dict(self.encoder.named_modules()), self.head_name
         if name not in names and name == "head":  # the network is an encoder and a head
             below = {f"encoder.{n}": t for n, t in below.items()}
+        if not name:
+            return below
         if name in names or name not in dict(self.head.named_children()):  # else the head ends an nn.Sequential
             above = {f"{name}.{n}": t for n, t in above.items()}
         return {**below, **above}
