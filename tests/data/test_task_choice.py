@@ -47,3 +47,16 @@ def test_options_are_taken() -> None:
     assert data.task.options["class_weights"] == [1, 2.5]
     named = coterie.clients_from(CLASSES, classes=["no", "yes"], task_args={"class_weights": {"yes": 1, "no": 2}})
     assert named.task.options["class_weights"] == [2, 1]
+
+
+def test_next_tokens_of_named_inputs() -> None:
+    """The task is guessed as for one input, and the vocabulary has the ids that only inputs have."""
+    draw = torch.Generator().manual_seed(0)
+    texts = torch.randint(0, 20, (2, 30, 9), generator=draw)
+    texts[0, 0, 0] = 19
+    texts[:, :, 1:].clamp_(max=10)
+    clients = [({"ids": t[:, :-1], "mask": (t[:, :-1] > 3).long()}, t[:, 1:]) for t in texts]
+    for task in (None, "next-token"):
+        assert coterie.clients_from(clients, task=task).task.described() == "next token, vocabulary of 20"
+    amounts = [({"ids": t[:, :-1].float()}, t[:, 1:] * 0.5) for t in texts]
+    assert coterie.clients_from(amounts).task.name == "regression"

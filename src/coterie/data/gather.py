@@ -100,8 +100,8 @@ def task_of(dataset: Dataset, train: Split) -> Task:
         return dataset.task
     labels = [dataset.y_train, dataset.y_test]
     most = 1 + max((int(y.max()) for y in labels if y.numel() and not y.is_floating_point()), default=-1)
-    x = train.x[:0] if dataset.transform.inputs else train.x
-    return fitted(dataset.task, train.y, x, len(dataset.classes) if dataset.task.one_class else most, {})
+    classes = len(dataset.classes) if dataset.task.one_class else most
+    return fitted(dataset.task, train, dataset.transform, classes, {})
 
 
 def set_aside(data: FederatedData, share: float, seed: int = 0) -> FederatedData:

@@ -11,10 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from coterie.core.data import FederatedData
+from coterie.core.data import FederatedData, Split, Transform
 from coterie.core.errors import CoterieError, shortened, unknown
+from coterie.core.packing import unpack
 from coterie.core.task import Task
 from coterie.core.tasks import NextToken, task_class
 from coterie.core.validation import PLAIN, fits
@@ -42,8 +44,7 @@ def with_task(
     elif task is None or task_class(task) is type(data.task):
         made = made_by(type(data.task), {**data.task.options, **given}) if given else data.task
     else:
-        x = data.train.x[:0] if data.transform.inputs else data.train.x
-        made = fitted(task_class(task), data.train.y, x, data.classes, given)
+        made = fitted(task_class(task), data.train, data.transform, data.classes, given)
     for name in ("train", "test", "validation"):
         split = getattr(data, name)
         if split is not None:
@@ -53,15 +54,22 @@ def with_task(
     return replace(data, classes=made.classes if made.one_class else 0, task=made)
 
 
-def fitted(kind: type[Task], y: Tensor, x: Tensor, classes: int, options: Mapping[str, Any]) -> Task:
-    """The task of training labels. x: samples, none if they have several inputs.
-
-    classes: names of classes, or distinct labels in all splits.
-    """
-    if kind is NextToken and not x.is_floating_point() and x.numel():
-        classes = max(classes, int(x.max()) + 1)  # the vocabulary
+def fitted(kind: type[Task], train: Split, transform: Transform, classes: int, options: Mapping[str, Any]) -> Task:
+    """The task of training labels. classes: names of classes, or distinct labels in all splits."""
+    if kind is NextToken:
+        x = tokens_of(train, transform)
+        classes = max(classes, int(x.max()) + 1 if x.numel() and not x.is_floating_point() else 0)  # the vocabulary
     check_options(kind, options)
-    return kind.fitted(y, classes, **options)
+    return kind.fitted(train.y, classes, **options)
+
+
+def tokens_of(train: Split, transform: Transform) -> Tensor:
+    """The samples; of several inputs the integers of the shape of a label, such as token ids and their mask."""
+    if not transform.inputs:
+        return train.x
+    inputs, shape = unpack(transform.inputs, train.x), tuple(train.y.shape[1:])
+    found = [inputs[one.name] for one in transform.inputs if one.dtype == "int64" and one.shape == shape]
+    return torch.stack(found) if found else train.x[:0]
 
 
 def made_by(kind: type[Task], options: Mapping[str, Any]) -> Task:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,7 +79,7 @@ def guessed(parts: Sequence[Part], classes: tuple[str, ...] | None) -> type[Task
         if not classes and all(part.y.dtype.kind != "U" for part in parts):
             check_classes_or_amounts(parts)
         return Classification
-    if whole and parts[0].x.dtype.kind == "i" and parts[0].x.shape[1:] == shape:
+    if whole and any(kind.base.kind == "i" and own == shape for kind, own in inputs(parts[0].x)):
         return NextToken
     if len(shape) == 1:
         check_one_hot(parts)
@@ -90,6 +90,13 @@ def guessed(parts: Sequence[Part], classes: tuple[str, ...] | None) -> type[Task
     raise CoterieError(
         f"{where}: labels of shape {shape} fit no task{masks}; name yours with --task package.module:Class"
     )
+
+
+def inputs(x: Array) -> list[tuple[np.dtype[Any], tuple[int, ...]]]:
+    """Type and shape of each input of samples (n, ...)."""
+    if x.dtype.names is None:
+        return [(x.dtype, x.shape[1:])]
+    return [(kind := x.dtype[name], kind.shape) for name in x.dtype.names]
 
 
 def check_classes_or_amounts(parts: Sequence[Part]) -> None:
