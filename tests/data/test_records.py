@@ -12,6 +12,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import coterie
 from coterie.core.errors import CoterieError
+from coterie.core.packing import unpack
 from coterie.data.user.records import Given, plain
 
 DRAW = np.random.default_rng(9)
@@ -90,6 +91,17 @@ def test_sequences_of_different_lengths() -> None:
         coterie.clients_from(train)
 
 
+def test_series_of_different_lengths_are_padded_along_time() -> None:
+    """As the only input and as one of several."""
+    series = [DRAW.normal(size=(2 + i % 3, 5)).astype(np.float32) for i in range(8)]
+    plain_one = coterie.clients_from([Made(8, lambda i: (series[i], i % 2))], padding=-1.0)
+    named = coterie.clients_from([({"x": series}, [i % 2 for i in range(8)])], padding={"x": -1.0})
+    assert (plain_one.shape, plain_one.transform.padding) == ((4, 5), -1.0)
+    x = torch.cat([plain_one.train.x, plain_one.test.x])
+    assert sorted((row == -1).all(1).sum().item() for row in x) == [0, 0, 1, 1, 1, 2, 2, 2]
+    assert torch.equal(unpack(named.transform.inputs, named.train.x)["x"], plain_one.train.x)
+
+
 def test_labels_of_tokens_are_padded_without_a_loss() -> None:
     dataset = Made(2, lambda i: (np.arange(3 + i), np.arange(1, 4 + i)))
     made = plain(Given([dataset], None, None, None, None, None), None, 99).train[0]
@@ -113,7 +125,9 @@ def test_labels_of_tokens_are_padded_without_a_loss() -> None:
         (ward(0), {"sample_column": "signal", "client": "patent"}, "did you mean 'patient'"),
         ([TensorDataset(torch.ones(2, 1), torch.ones(2))], {"sample_column": "x"}, "samples are dictionaries"),
         ([Made(3, lambda i: {"x": [1], "y": 0} if i < 2 else {"x": [1]})], {}, "sample 2 does not have the columns"),
-        ([Made(3, lambda i: ([0.5] * (i + 1), 0))], {"padding": 0}, "`padding` is for sequences of token ids"),
+        ([Made(3, lambda i: (0.5, 0))], {"padding": 0}, "`padding` is for sequences of token ids or numbers"),
+        ([Made(3, lambda i: ([1] if i else [0.5], 0))], {"padding": 0}, "some samples are sequences of token ids"),
+        ([Made(3, lambda i: ([1] * (i + 1), 0))], {"padding": 0.5}, "`padding` of token ids is one of them, got 0.5"),
         ([Made(3, lambda i: [1] * i)], {"padding": 0}, r"Datasets of \(sample, label\)"),
     ],
 )

@@ -8,8 +8,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from coterie.core.errors import CoterieError, unknown
+from coterie.core.errors import CoterieError
 from coterie.core.task import IGNORED
+from coterie.data.user.padding import (
+    Padding,
+    check_unused,
+    extended,
+    filled_up,
+    is_tokens,
+    padding_of_inputs,
+    sequence_length,
+    steps,
+    tokens,
+)
 from coterie.data.user.reading import CLIENTS, LABELS, find_column
 from coterie.data.user.several_inputs import check_lengths
 
@@ -61,7 +72,6 @@ class Given(NamedTuple):
 
 
 SampleColumn = str | Sequence[str] | None  # several: inputs
-Padding = int | Mapping[str, float]
 
 
 def plain(given: Given, sample_column: SampleColumn, padding: Padding | None) -> Given:
@@ -193,22 +203,23 @@ def columns_of(given: Any) -> dict[str, list[Any]]:
 
 
 def padded(given: Given, padding: Padding) -> Given:
-    """Sequences of token ids, padded at the end to the longest of all clients; labels of tokens get -1: no loss."""
+    """Sequences (T, ...), padded at the end to the longest of all clients; labels of their steps get -1: no loss."""
     train, test = (None if part is None else each(rows_of, part) for part in (given.train, given.test))
     pairs = [pair for rows in (*every(train), *every(test)) for pair in rows]
     if any(isinstance(x, Mapping) != isinstance(padding, Mapping) for x, _ in pairs):
         raise CoterieError("`padding` is one id, or for several inputs a dictionary: {'tokens': 0, 'mask': 0}")
+    ids = not isinstance(padding, Mapping) and any(is_tokens(np.asarray(x)) for x, _ in pairs)
     if isinstance(padding, Mapping):
         fill = padding_of_inputs(pairs, padding)
     else:
-        longest = max((len(tokens(x)) for x, _ in pairs), default=0)
+        longest = max((len(tokens(x) if ids else steps(x)) for x, _ in pairs), default=0)
 
         def fill(sample: Any) -> Any:
-            return filled_up(tokens(sample), longest, padding)
+            return filled_up(tokens(sample), longest, int(padding)) if ids else extended(sample, longest, padding)
 
     sizes = [sequence_length(x, padding) for x, _ in pairs]
     per_token = all(np.ndim(y) == 1 and len(y) == size for size, (_, y) in zip(sizes, pairs, strict=True))
-    if isinstance(padding, int) and not isinstance(padding, bool):
+    if ids and not isinstance(padding, Mapping):
         check_unused(pairs, padding, per_token)
     most = max(sizes, default=0)
 
@@ -217,56 +228,6 @@ def padded(given: Given, padding: Padding) -> Given:
         return LabelledPairs([fill(sample) for sample, _ in rows], y)
 
     return given._replace(train=each(pad, train), test=None if test is None else each(pad, test))
-
-
-def check_unused(pairs: Sequence[tuple[Any, Any]], padding: int, per_token: bool) -> None:
-    """Refuse texts with the padding id among their tokens. Texts of one length may be padded at the end already."""
-    if per_token:
-        if any(((tokens(x) == padding) & (np.asarray(y) >= 0)).any() for x, y in pairs):
-            raise CoterieError(
-                f"some sequences have the padding id {padding} among their tokens, with a label: mark tokens that have "
-                "no label by -1, or pass sequences without padding"
-            )
-        return
-    same = len({len(x) for x, _ in pairs}) == 1
-    for x, _ in pairs:
-        at = np.flatnonzero(tokens(x) == padding)
-        if len(at) and not (same and at[0] == len(x) - len(at)):
-            raise CoterieError(
-                f"a sequence of {len(x)} tokens has the padding id {padding} at position {at[0]}; choose an id that no "
-                "text has, or pass sequences without padding"
-            )
-
-
-def sequence_length(sample: Any, padding: Padding) -> int:
-    """Of the longest sequence of a sample that is padded."""
-    return max(len(sample[name]) for name in padding) if isinstance(padding, Mapping) else len(sample)
-
-
-def padding_of_inputs(pairs: Sequence[tuple[Any, Any]], padding: Mapping[str, float]) -> Callable[[Any], Any]:
-    """Pads the named inputs of a sample along their first axis, each to its longest of all samples."""
-    longest: dict[str, int] = {}
-    for name in padding:
-        for sample, _ in pairs:
-            if name not in sample:
-                raise unknown("input to be padded", name, map(str, sample))
-            if not np.ndim(sample[name]):
-                raise CoterieError(f"`padding` is for sequences; input '{name}' has one value per sample")
-        longest[name] = max((len(sample[name]) for sample, _ in pairs), default=0)
-
-    def fill(sample: Any) -> dict[str, Any]:
-        return {name: extended(v, longest[name], padding[name]) if name in padding else v for name, v in sample.items()}
-
-    return fill
-
-
-def extended(sequence: Any, length: int, value: float) -> np.ndarray[Any, Any]:
-    """(T, ...) -> (length, ...), in the type of the sequence."""
-    values = np.asarray(sequence)
-    rest = np.full((length - len(values), *values.shape[1:]), value).astype(values.dtype)
-    if (rest != value).any():
-        raise CoterieError(f"`padding` {value} does not fit into a sequence of {values.dtype}")
-    return np.concatenate([values, rest])
 
 
 Rows = tuple[tuple[Any, Any], ...]
@@ -278,14 +239,3 @@ def rows_of(given: Any) -> Rows:
     if any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in rows):
         raise CoterieError("`padding` is for Datasets of (sample, label), whose samples are sequences of token ids")
     return rows
-
-
-def tokens(sample: Any) -> np.ndarray[Any, Any]:
-    made = np.asarray(sample)
-    if made.ndim != 1 or made.dtype.kind not in "iu":
-        raise CoterieError(f"`padding` is for sequences of token ids, got {made.dtype} of shape {made.shape}")
-    return made
-
-
-def filled_up(values: np.ndarray[Any, Any], length: int, padding: int) -> np.ndarray[Any, Any]:
-    return np.concatenate([values, np.full(length - len(values), padding)]).astype(np.int64)

@@ -51,7 +51,7 @@ def clients_from(
     label_column: str | None = None,
     drop_column: str | None = None,
     sample_column: str | Sequence[str] | None = None,
-    padding: int | Mapping[str, float] | None = None,
+    padding: float | Mapping[str, float] | None = None,
     name: str = "own",
     input: str | Mapping[str, str] = "auto",
     missing: str = "refuse",
@@ -78,8 +78,9 @@ def clients_from(
     sample_column: for Datasets whose samples are dictionaries, such as `datasets.Dataset`: the column of the samples;
     label_column, client and group name others. Default: the only other column; if all hold numbers and text, a table.
     Several inputs: their columns, separated by commas.
-    padding: token id that fills sequences of different lengths up to the longest; labels per token are filled with -1,
-    which has no loss. Several inputs: a value for each that is padded, {"tokens": 0, "mask": 0}.
+    padding: token id that fills sequences of different lengths up to the longest, or number that fills series (T, F);
+    labels per token are filled with -1, which has no loss. Several inputs: a value for each that is padded,
+    {"tokens": 0, "mask": 0}.
     input: type of the samples: "image", "series", "values", "tokens" or "auto", as --input on the command line.
     Several inputs: a dictionary with the types of some, as for channel_axis.
     missing: "refuse" or "median", for tables. normalise: "auto" for mean and standard deviation of the training samples
@@ -143,7 +144,7 @@ def clients_from(
     return normalised(data, transform or data.transform, normalise, channel_axis)
 
 
-def with_padding(transform: Transform, padding: int | Mapping[str, float] | None) -> Transform:
+def with_padding(transform: Transform, padding: float | Mapping[str, float] | None) -> Transform:
     if isinstance(padding, Mapping):
         return replace(transform, inputs=tuple(replace(one, padding=padding.get(one.name)) for one in transform.inputs))
     return replace(transform, padding=padding)
