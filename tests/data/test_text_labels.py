@@ -82,6 +82,22 @@ def test_a_dash_is_a_missing_number_and_a_category_among_words(tmp_path: Path) -
     assert rhesus.transform.columns[0].categories == ("+", "-")
 
 
+def test_several_label_columns_of_text_are_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "findings.csv"
+    rows = "".join(f"{h};s{i % 2};{i % 2};{'yes' if i % 3 else 'no'}\n" for i, h in enumerate(HOURS))
+    path.write_text("hours;site;p;q\n" + rows)
+    with pytest.raises(CoterieError, match=r"label column 'q' holds text \('no', 'yes', \.\.\.\).* write 1 for yes"):
+        coterie.load_clients(str(path), label_column="p,q", client_column="site")
+
+
+def test_columns_of_unknown_labels_are_not_guessed() -> None:
+    x, y = DRAWS.normal(size=(ROWS, 3)), DRAWS.integers(-1, 2, (ROWS, 4))
+    with pytest.raises(CoterieError, match="label columns hold -1, 0 and 1; name the task"):
+        coterie.clients_from([(x, y), (x, y)])
+    assert coterie.clients_from([(x, y), (x, y)], task="regression").task.name == "regression"
+    assert coterie.clients_from([(x, y + 1), (x, y + 1)]).task.name == "regression"
+
+
 def test_numbers_as_text_in_memory() -> None:
     clients = {name: pd.DataFrame({"a": HOURS, "y": [f"{s:.2f}" for s in SCORES]}) for name in ("north", "south")}
     with pytest.raises(CoterieError, match="number written as text"):

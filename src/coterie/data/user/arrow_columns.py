@@ -52,7 +52,9 @@ def frame_of(table: Any, columns: Columns, notes: Notes, where: str) -> Frame:
     def named(name: str | None) -> Array | None:
         return None if name is None else spread(*distinct(table.column(name), where), notes, where)
 
-    y = joined_columns([arrow_labels(table.column(label), notes, where) for label in columns.labels], rows_in(where))
+    y = joined_columns(
+        [arrow_labels(table.column(label), notes, where) for label in columns.labels], columns.labels, rows_in(where)
+    )
     return Frame(x, texts, y, named(columns.client), named(columns.group), rows_in(where))
 
 

@@ -61,7 +61,7 @@ def frame_of_columns(given: Any, columns: Columns, notes: Notes, where: str) -> 
             return None
         return np.array(["" if is_missing(value) else str(value) for value in arrays[name]], dtype=str)
 
-    y = joined_columns([as_labels(arrays[label], place) for label in columns.labels], place)
+    y = joined_columns([as_labels(arrays[label], place) for label in columns.labels], columns.labels, place)
     return Frame(x, texts, y, named(columns.client), named(columns.group), place)
 
 

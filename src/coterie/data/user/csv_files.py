@@ -111,7 +111,7 @@ def _read(
     def named(name: str | None) -> Array | None:
         return None if name is None else as_text(texts[name], notes, path)
 
-    y = joined_columns([labels_of_texts(texts[label], notes, path) for label in columns.labels], place)
+    y = joined_columns([labels_of_texts(texts[label], notes, path) for label in columns.labels], columns.labels, place)
     seen = {column: list(codes) for column, codes in known.items()}
     return Frame(np.concatenate(pieces), seen, y, named(columns.client), named(columns.group), place)
 

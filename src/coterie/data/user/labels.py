@@ -83,6 +83,7 @@ def guessed(parts: Sequence[Part], classes: tuple[str, ...] | None) -> type[Task
         return NextToken
     if len(shape) == 1:
         check_one_hot(parts)
+        check_unknown_labels(parts)
         return MultiLabel if all(np.isin(part.y, (0, 1)).all() for part in parts) else Regression
     if len(shape) == 2 and whole:
         return Segmentation
@@ -115,6 +116,15 @@ def check_one_hot(parts: Sequence[Part]) -> None:
         raise CoterieError(
             f"{parts[0].place(0)}: each sample has a 1 in exactly one of {parts[0].y.shape[1]} label columns; if these "
             "are classes, give one number or name per sample; if they are labels, --task multi-label"
+        )
+
+
+def check_unknown_labels(parts: Sequence[Part]) -> None:
+    """Refuse to guess from columns of -1, 0 and 1: several labels, some of them unknown, or numbers."""
+    if all(np.isin(part.y, (-1, 0, 1)).all() for part in parts) and any((part.y == -1).any() for part in parts):
+        raise CoterieError(
+            f"{parts[0].place(0)}: the label columns hold -1, 0 and 1; name the task: --task regression if these are "
+            "amounts; --task multi-label takes 0 and 1, without unknown labels"
         )
 
 

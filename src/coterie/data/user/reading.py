@@ -267,8 +267,13 @@ def as_text(values: Sequence[str], notes: Notes, path: Path) -> Array:
     return np.array(values, dtype=str)
 
 
-def joined_columns(columns: Sequence[Array], place: Callable[[int], str]) -> Array | None:
+def joined_columns(columns: Sequence[Array], names: Sequence[str], place: Callable[[int], str]) -> Array | None:
     """(n,) the labels of one column, (n, T) of several, None of none."""
-    if len(columns) > 1 and (text := [column for column in columns if column.dtype.kind not in "iuf"]):
-        raise CoterieError(f"{place(0)}: the label {text[0][0]!r} is text; several label columns must hold numbers")
+    for column, name in zip(columns, names, strict=True) if len(columns) > 1 else ():
+        if column.dtype.kind not in "iuf":
+            found = ", ".join(f"'{value}'" for value in np.unique(column).tolist()[:3])
+            raise CoterieError(
+                f"{place(0)}: label column '{name}' holds text ({found}, ...); several label columns must hold "
+                "numbers: write 1 for yes and 0 for no"
+            )
     return np.stack(columns, 1) if len(columns) > 1 else columns[0] if columns else None
