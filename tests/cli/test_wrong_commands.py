@@ -51,7 +51,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["train", "fedavg"], "invalid choice: 'train' (`coterie --help` explains)"),
     (["run", "fedavg", "--datset", "x"], "unrecognized arguments: --datset x: did you mean --dataset?"),
     (["run", "fedavg", "--epochs", "3"], "did you mean --local-epochs?"),
-    (["run", "fedavg", "--learning-rate=0.1"], "did you mean --lr or --schedule?"),
+    (["run", "fedavg", "--learning-rate=0.1"], "did you mean --lr?"),
     (["report"], "coterie report: error: the following arguments are required: RUN"),
     (["run"], "give a METHOD"),
     (["run", ""], "unknown method ''"),

@@ -197,7 +197,7 @@ def test_a_method_object_can_be_tuned(tmp_path: Path) -> None:
         ({"until": 3}, r"until must be text or None, got 3 \(int\)"),
         ({"robust_share": "x"}, r"robust_share must be a number, got 'x' \(str\)"),
         ({"clip": 1.0}, r"unknown setting 'clip': did you mean 'clip_gradient' or"),
-        ({"epochs": 1}, r"unknown setting 'epochs': did you mean 'encoder_epochs' or 'head_epochs' or"),
+        ({"epochs": 1}, r"unknown setting 'epochs': did you mean 'local_epochs'\?"),
         ({"untill": "accuracy>0.9"}, r"unknown setting 'untill': did you mean 'until'\?"),
     ],
     ids=lambda v: str(v)[:20],

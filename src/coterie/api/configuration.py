@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 from coterie.analysis.lookup import method_class, method_name
 from coterie.api.data import VARY, DataSettings, load_clients
-from coterie.api.settings import GROUPS, elsewhere, names, nearest
+from coterie.api.settings import GROUPS, elsewhere, names
 from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError, unknown
+from coterie.core.synonyms import nearest
 from coterie.core.validation import fitting, read_yaml
 from coterie.execution.choice import Execution
 
@@ -185,6 +186,6 @@ def misplaced(key: str, kind: str, known: set[str], content: Mapping[str, Any], 
     others = elsewhere(title)
     if key in others:
         return f"'{key}' is {others[key]}"
-    near = nearest(key.lower().replace("-", "_"), sorted(known), [])
+    near = nearest(key, sorted(known))
     hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(known))}"
     return f"unknown key '{key}': {hint}"

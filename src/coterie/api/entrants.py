@@ -73,7 +73,7 @@ def entrants(methods: Methods, over: Mapping[str, Any] | None = None) -> list[En
         if kind is None and name in names(DataSettings):
             raise CoterieError(f"{name} cannot vary: all methods of a comparison share their data; run two comparisons")
         if kind is None:
-            raise CoterieError(reason(name, set().union(*known) - FIXED.keys(), listed[0].title))
+            raise CoterieError(reason(name, set().union(*known) - FIXED.keys(), listed[0].title, kinds))
         values[name] = listed_values(name, kind, asked) if isinstance(asked, str) else from_values(name, kind, asked)
     return [
         varied(entrant, chosen)

@@ -1,15 +1,16 @@
-"""All settings by name: where each belongs, and the closest match of a wrong name."""
+"""All settings by name: where each belongs, and what a wrong name probably means."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from coterie.api.data import DataSettings
 from coterie.core.errors import CoterieError
 from coterie.core.method import AnyMethod
+from coterie.core.synonyms import nearest
 from coterie.core.training import LocalTraining
 from coterie.core.validation import Explicit
 from coterie.execution.choice import Execution
@@ -31,6 +32,10 @@ INTERNAL = {  # parameters of `execute` that a user cannot give -> what to do in
     "watching": "did you mean 'watch'?",
     "interrupted": "Ctrl-C ends a run, or a `watch` that raises an error",
 }
+CALL = dict.fromkeys(("method", "model", "out", "watch", "track", "progress"), "a parameter of coterie.run")
+CALL["seeds"] = "a parameter of coterie.compare"
+GREEK = {"alpha": "α", "beta": "β", "gamma": "γ", "delta": "δ", "epsilon": "ε", "kappa": "κ", "mu": "μ", "rho": "ρ",
+         "sigma": "σ", "tau": "τ", "lambda": "λ", "lambda_": "λ", "lamda": "λ", "lam": "λ"}  # fmt: skip
 RUN = (Settings, Safety, Ending, Protection, Encryption)  # settings of coterie.run besides those of the method
 
 
@@ -72,29 +77,40 @@ def check_settings(given: Iterable[str], method: type[AnyMethod], training_only:
     fitting = names(method, LocalTraining) | (set() if training_only else names(*RUN))
     for name in given:
         if name not in fitting:
-            raise CoterieError(reason(name, fitting, method.title))
+            raise CoterieError(reason(name, fitting, method.title, [method]))
 
 
-def reason(name: str, fitting: set[str], title: str) -> str:
-    """Why there is no such setting, and what to do."""
+def reason(name: str, fitting: set[str], title: str, methods: Sequence[type[AnyMethod]] = ()) -> str:
+    """Why there is no such setting, and what to do.
+
+    fitting: names that there are. methods: whose settings may have this name in their papers, as a Greek letter.
+    """
     where = elsewhere(title)
+    if symbols := [field for method in methods for field in by_letter(name, method)]:
+        other = f" Or it is {where[name]}" if name in where else ""
+        return f"unknown setting '{name}': did you mean {either(symbols)} ({GREEK[name.lower()]})?{other}"
     if name in where:
         return f"'{name}' is {where[name]}"
-    near = nearest(name.lower().replace("-", "_"), sorted(fitting), sorted(where))
+    others = CALL | where
+    near = nearest(name, sorted(fitting), sorted(others))
     if not near:
-        return f"unknown setting '{name}'; known: {', '.join(sorted(fitting))}"
-    hint = "" if near[0] in fitting else f" It is {where[near[0]]}"
-    meant = " or ".join(f"'{one}'" for one in near)
-    return f"unknown setting '{name}': did you mean {meant}?{hint}"
+        own = ", ".join(sorted(fitting - names(LocalTraining, *RUN))) or "no settings of its own"
+        return f"unknown setting '{name}': {title} has {own}; help(coterie.run) lists those of all methods"
+    if near[0] in fitting:
+        return f"unknown setting '{name}': did you mean {either(near)}?"
+    return f"unknown setting '{name}': did you mean {either(near)}? It is {others[near[0]]}"
 
 
-def nearest(word: str, fitting: list[str], others: list[str]) -> list[str]:
-    """The closest matches of a wrong name: names that fit here first, and parts of names before similar words."""
-    return (
-        difflib.get_close_matches(word, fitting, n=1, cutoff=0.8)
-        or [name for name in fitting if word in name.split("_")][:3]
-        or difflib.get_close_matches(word, [*fitting, *others], n=1, cutoff=0.5)
-    )
+def either(named: Sequence[str]) -> str:
+    return " or ".join(f"'{one}'" for one in dict.fromkeys(named))
+
+
+def by_letter(name: str, method: type[AnyMethod]) -> list[str]:
+    """The settings of a method that its paper calls by this Greek letter, as (λ) or (λ_1) in their help."""
+    letter = GREEK.get(name.lower())
+    if letter is None:
+        return []
+    return [f.name for f in fields(method) if re.search(rf"\({letter}[_0-9)]", f.metadata.get("help", ""))]
 
 
 def elsewhere(title: str) -> dict[str, str]:

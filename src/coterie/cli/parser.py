@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
+from coterie.core.synonyms import translated
+
 FEW_FLAGS = 8  # that a usage line lists
 MOST_SUGGESTED = 3
 CHOICES = re.compile(r"(invalid choice: '(.*)') \(choose from (.*)\)$", re.S)
@@ -36,20 +38,24 @@ class Parser(argparse.ArgumentParser):
         lists = {name for action in self._actions if isinstance(action, Listed) for name in action.option_strings}
         chosen, rest = super().parse_known_args(with_commas(args, lists) if lists and args else args, namespace)
         if rest:
-            unknown = next((word for word in rest if word.startswith("--")), "")
+            unknown = next((word for word in rest if word.startswith("-")), "")
             near = self.flags_near(unknown.partition("=")[0])
             hint = f": did you mean {' or '.join(near)}?" if near else ""
             self.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
         return chosen, rest
 
     def flags_near(self, unknown: str) -> list[str]:
-        """Flags that have these words in their name; else the one with a similar name; else flags about these words."""
+        """What other libraries call so; else flags with these words in their name; else the one with a similar name;
+        else flags about these words.
+        """
         asked = unknown.strip("-")
         about = {
             name: str(action.help) for action in self._actions for name in action.option_strings if name[:2] == "--"
         }
-        if not asked:
-            return []
+        ours = translated(asked, [name.removeprefix("--").replace("-", "_") for name in about])
+        known = [f"--{name.replace('_', '-')}" for name in ours]
+        if known or not unknown.startswith("--") or not asked:
+            return known
         return (
             [name for name in about if len(asked) > 3 and asked in name][:MOST_SUGGESTED]
             or difflib.get_close_matches(unknown, about, n=1, cutoff=0.75)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
+from coterie.core.synonyms import translated
+
 
 class CoterieError(Exception):
     """A user's mistake. The command line prints it as one line and exits with code 2."""
@@ -23,7 +25,7 @@ def out_of_memory(error: BaseException) -> bool:
 def unknown(what: str, name: str, known: Iterable[str]) -> CoterieError:
     """The error for a name that does not exist, with the nearest one that does."""
     names = sorted(known)
-    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+    near = translated(name, names) or difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names) or 'none'}"
     return CoterieError(f"unknown {what} '{name}': {hint}")
 
