@@ -277,7 +277,7 @@ def make_model(
 def joined(parts: NetworkSplit, x: Inputs, task: Task, preprocess: Preprocess, about: Mapping[str, Any]) -> Model:
     """The model of an encoder and a head, which must be given a vector where a sample has one class."""
     start = Weights(weights_of(parts.encoder), weights_of(parts.head))
-    model = Model(parts.encoder, parts.head, start, 0, task, preprocess, head_name=parts.name, **about)
+    model = Model(parts.encoder, parts.head, start, 0, 0, task, preprocess, head_name=parts.name, **about)
     with torch.no_grad():
         z = model._call(parts.encoder, start.encoder, x)
     if z.ndim != 2 and task.one_class:
