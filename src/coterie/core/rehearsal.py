@@ -15,11 +15,11 @@ from coterie.core.batch import Data
 from coterie.core.data import Transform
 from coterie.core.errors import CoterieError
 from coterie.core.forward import attention_for_vmap
+from coterie.core.headless import HeadlessModel, needs_head
 from coterie.core.method import AnyMethod, Census
 from coterie.core.model import Model, Weights
 from coterie.core.sharing import check_kept, norm_names, other_choice
 from coterie.core.user_code import failure, users_lines
-from coterie.core.whole import Whole, needs_head
 from coterie.core.wrapper import Around, innermost
 
 SAMPLES = (4, 2)  # of two clients
@@ -62,7 +62,7 @@ def rehearse(method: AnyMethod, model: Model, x: Tensor, y: Tensor) -> None:
     try:
         with torch.random.fork_rng(devices=[]):
             model = model.to(model.mean.device)
-            Rehearsal(brief(method.rehearsed()), Whole.of(model) if model.headless else model, x, y).play()
+            Rehearsal(brief(method.rehearsed()), HeadlessModel.of(model) if model.headless else model, x, y).play()
     except CoterieError:
         raise
     except Exception as error:

@@ -13,14 +13,14 @@ from coterie.core.tree import Tree
 
 
 @dataclass(frozen=True)
-class Whole(Model):
+class HeadlessModel(Model):
     """Refuses methods that use features or the head, in a rehearsal."""
 
     calls: list[None] = field(default_factory=list)  # of the whole network, that are being computed
 
     @staticmethod
-    def of(model: Model) -> Whole:
-        return Whole(**{f.name: getattr(model, f.name) for f in fields(Model)})
+    def of(model: Model) -> HeadlessModel:
+        return HeadlessModel(**{f.name: getattr(model, f.name) for f in fields(Model)})
 
     def __call__(self, weights: Weights, x: Tensor) -> Tensor:
         self.calls.append(None)
