@@ -7,9 +7,11 @@ import dataclasses
 import errno
 import html.parser
 import io
+import itertools
 import json
 import math
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -374,6 +376,25 @@ def test_csv_markdown_and_html_agree(folder: Path, capsys: pytest.CaptureFixture
     cells.feed(page)
     assert cells.rows == rows
     assert "<b>" in page
+
+
+def test_seeds_of_two_machines_are_one_comparison(folder: Path, tmp_path: Path) -> None:
+    """As if all seeds had been run on one."""
+    first, more, same = (tmp_path / name for name in ("first", "more", "same"))
+    for run in (*folder.glob("local-*"), *folder.glob("fedavg-*")):
+        shutil.copytree(run, first / run.name)
+    coterie.compare(["local", "fedavg"], data(), "linear", seeds=2, seed=2, out=more, **HOW)
+    whole = coterie.compare(["local", "fedavg"], data(), "linear", seeds=4, **HOW).table().set_index("method")
+    for given in ((first, more), ([first, str(more)],)):
+        found = coterie.load_comparison(*given).table().set_index("method")
+        assert set(found.index) == set(whole.index)
+        for method, column in itertools.product(whole.index, ("seeds", "accuracy", "accuracy ±", "worst10")):
+            assert found.loc[method, column] == pytest.approx(whole.loc[method, column], abs=1e-3)
+    shutil.copytree(first, same)
+    with pytest.raises(
+        CoterieError, match="with seed 0 is there twice, in .*first.* and .*same.*; leave one of them out"
+    ):
+        coterie.load_comparison(first, same)
 
 
 def test_runs_that_cannot_be_compared(folder: Path, tmp_path: Path) -> None:

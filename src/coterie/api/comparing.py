@@ -235,12 +235,18 @@ def as_comparison(found: Trainings, data: FederatedData, against: str | None) ->
     return Comparison(found.rows, data.name, data.num_clients, against, found.curves, task.metric.scale, others)
 
 
-def load_comparison(*runs: str | Path) -> Comparison:
+def load_comparison(*runs: str | Path | Sequence[str | Path]) -> Comparison:
     """Compare finished runs, given by their folders or by folders of runs such as those of `coterie compare`.
 
-    All runs must have the same data, or partitions drawn by the same rule.
+    All runs must have the same data, or partitions drawn by the same rule. Several comparisons are taken together, such
+    as seeds that were run on two machines: a method has the seeds of all folders, each of them once.
+
+    runs: folders, or lists of folders.
+
+    >>> coterie.load_comparison("runs/seeds-0-to-4", "runs/seeds-5-to-9").table()  # doctest: +SKIP
     """
-    read = open_runs(runs)
+    paths = [path for given in runs for path in ([given] if isinstance(given, str | Path) else given)]
+    read = open_runs(paths)
     for run in read:
         if run.result is None:
             raise CoterieError(f"{run.folder} is not finished; `coterie resume {run.folder}` continues it")
@@ -254,6 +260,15 @@ def load_comparison(*runs: str | Path) -> Comparison:
         )
     (group,) = groups
     rows = [outcome(entry) for entry in group]
+    owners: dict[tuple[Any, ...], Path] = {}
+    for entry, row in zip(group, rows, strict=True):
+        folder = entry.run.folder
+        first = owners.setdefault((entry.label, entry.run.seed, row["content"]), folder)
+        if first != folder:
+            raise CoterieError(
+                f"{entry.run.title} with seed {entry.run.seed} is there twice, in {first} and {folder}; leave one of "
+                "them out, or train other seeds (`coterie compare --seed 5` begins with seed 5)"
+            )
     curves: dict[str, list[Curve]] = {}
     for entry in group:
         curve = [(int(number), shown / entry.run.metric.factor) for number, shown in entry.run.curve(entry.point)]
