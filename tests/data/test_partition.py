@@ -11,6 +11,7 @@ import pytest
 
 from coterie.core.errors import CoterieError
 from coterie.data import Dataset, Partition, divide
+from coterie.data.picture import picture
 
 PLAIN = Partition("hand-made", (np.array([0, 5]), np.array([3])), (np.array([1]), np.array([2, 7, 9])))
 MAKE_PLAIN = """
@@ -120,3 +121,14 @@ def test_picture(tiny: Dataset) -> None:
     tooltips = [text for text in texts if text.startswith("client ")]
     made = divide(tiny, "dirichlet", num_clients=4, alpha=1, seed=3).statistics(tiny.labels)
     assert sum(int(text.split(": ")[1]) for text in tooltips) == made.train_slots == 43
+
+
+def test_the_title_of_a_picture_fits_on_a_phone() -> None:
+    title = "a dataset with a name, dirichlet with a concentration of 0.1: 100 clients, 60000 training samples"
+    root = ElementTree.fromstring(picture(title, np.ones((100, 2), np.int64), ["a", "b"]))
+    lines = [str(node.text) for node in root.iter() if node.tag.endswith("text") and node.get("x") == "8"]
+    assert " ".join(lines).startswith(title)
+    assert max(map(len, lines)) <= 48
+    tops = [float(node.get("y", 0)) for node in root.iter() if node.tag.endswith("text")]
+    assert tops.index(min(tops)) == 0
+    assert float(next(node for node in root.iter() if node.tag.endswith("line")).get("y1", 0)) > 18 + 16 * len(lines)

@@ -16,6 +16,7 @@ from coterie.cli import main
 from coterie.core.errors import CoterieError
 from coterie.report.figures import KINDS, SIZES, draw, write_figure
 from coterie.report.seeds import grouped
+from coterie.runs.head_weights import HeadWeights
 from coterie.runs.stored_run import StoredRun
 from coterie.runs.tables import ClientTable, Score
 
@@ -46,6 +47,23 @@ def test_a_curve_is_the_mean_over_seeds_of_the_rounds_that_all_have_with_a_band(
     (band,) = ax.collections
     at_first = [y for x, y in band.get_paths()[0].vertices if x == 1]
     assert np.allclose([min(at_first), max(at_first)], [60 - half, 60 + half])
+
+
+def test_rounds_are_whole_numbers() -> None:
+    for ax in (draw(two_seeds(), "curves").axes[0], plots.draw_curves({"FedPer": [[(1, 0.5), (2, 0.6)]]}, "")):
+        assert ax.get_xlabel() == "round"
+        assert all(tick == round(tick) for tick in ax.get_xticks())
+
+
+def test_heads_are_named_after_clients_and_nothing_is_cut(tmp_path: Path) -> None:
+    run = RunInMemory(0, [0.5], [0.5])
+    run.config["data"] |= {"clients": 2, "client_names": ["long-beach", "a-hospital-with-a-long-name"]}
+    run.head_weights = [HeadWeights(3, (1, 0), np.eye(2))]
+    figure = draw([run], "heads")
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["a-hospital-with…", "long-beach"]
+    plots.save(figure, tmp_path / "heads.png", "", "")
+    width = figure.get_size_inches()[0] * figure.dpi
+    assert all(ax.get_tightbbox().x0 >= 0 and ax.get_tightbbox().x1 <= width for ax in figure.axes)
 
 
 def test_fairness_ranks_clients_in_every_seed_and_clients_averages_each_client() -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 DASHES = ("-", "--", ":", "-.", (0, (6, 2, 1, 2, 1, 2)), (0, (1, 3)), (0, (8, 2)))
 MARKERS = "osD^vP*X"
+SHORT = 3  # characters of labels that need not be turned
 STYLE: dict[Any, Any] = {
     "axes.grid": True,
     "axes.spines.top": False,
@@ -116,10 +117,19 @@ def draw_curves(
             by_round.setdefault(number, []).append(metric.factor * score)
         lines.append(PlotLine(name, sorted(by_round.items()), name))
     curves(ax, lines)
-    ax.set(title=title, xlabel="round", ylabel=f"test {metric.heading}")
+    ax.set(title=title, ylabel=f"test {metric.heading}")
+    round_axis(ax)
     if lines:
         ax.legend()
     return ax
+
+
+def round_axis(ax: Axes) -> None:
+    """Label the axis of rounds, which are whole numbers."""
+    from matplotlib.ticker import MaxNLocator
+
+    ax.set_xlabel("round")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def new_axes() -> Axes:
@@ -138,7 +148,7 @@ def heat_map(ax: Axes, matrix: ArrayLike, labels: Sequence[str]) -> None:
 
     image = ax.imshow(np.asarray(matrix), cmap="cividis", norm=PowerNorm(0.5, 0, 1))
     ax.grid(False)
-    ax.set_xticks(range(len(labels)), labels)
+    ax.set_xticks(range(len(labels)), labels, rotation=90 if max(map(len, labels), default=0) > SHORT else 0)
     ax.set_yticks(range(len(labels)), labels)
     ax.figure.colorbar(image, ax=ax, shrink=0.8)
 
@@ -165,4 +175,5 @@ def save(figure: Figure, path: Path, title: str, provenance: str, format: str | 
     if format not in kinds:
         raise CoterieError(f"{path}: figures are written as .pdf, .svg or .png")
     with matplotlib.rc_context(STYLE):
+        figure.draw_without_rendering()  # the layout settles in two steps: labels of a color bar were cut
         figure.savefig(path, format=format, metadata=dict(kinds[format]), dpi=300)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 from math import sqrt
+from textwrap import wrap
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from coterie.core.printable import printable
 
 LONGEST = 16  # characters of a client's name
+LINE = 48  # characters in a line of the title, which fit on a phone
 STYLE = (
     ".coterie-partition{font:12px system-ui,sans-serif;fill:#222}"
     ".coterie-partition circle{fill:#3d6fb4}"
@@ -29,14 +31,14 @@ def picture(title: str, counts: NDArray[np.int64], names: Sequence[str], client_
     labels = [str(name) for name in client_names] if len(client_names) == clients else [str(i) for i in range(clients)]
     longest = min(LONGEST, max(map(len, labels))) if client_names else 0
     cell = max(6, min(26, 1000 // clients))
-    left, top = 16 + 7 * max(5, *map(len, names)), 60
+    heading = [*wrap(title, LINE), *wrap(f"circle area: number of samples, at most {counts.max()}", LINE)]
+    left, top = 16 + 7 * max(5, *map(len, names)), 28 + 16 * len(heading)
     right, bottom = left + cell * clients, top + cell * classes
-    width, height = max(right + 12, 16 + 7 * len(title)), bottom + 44 + 7 * longest
+    width, height = max(right + 12, 16 + 7 * max(map(len, heading))), bottom + 44 + 7 * longest
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="coterie-partition" role="img" width="{width}" '
         f'height="{height}" viewBox="0 0 {width} {height}"><title>{shown(title)}</title><style>{STYLE}</style>',
-        _text(8, 18, title, "start"),
-        _text(8, 34, f"circle area: number of samples, at most {counts.max()}", "start"),
+        *(_text(8, 18 + 16 * i, line, "start") for i, line in enumerate(heading)),
         _text(left - 8, top - 8, "class", "end"),
         _text((left + right) / 2, bottom + 34 + 7 * longest, "client", "middle"),
     ]

@@ -15,6 +15,7 @@ from coterie.analysis.plots import PlotLine
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.metric_scale import MetricScale
 from coterie.core.version import VERSION
+from coterie.data.picture import shortened
 from coterie.federation.history import clients_text
 from coterie.report.naming import client_label, comparable, dataset
 from coterie.report.sections.costs import summed
@@ -111,7 +112,8 @@ def curves(runs: Sequence[StoredRun], size: FigureSize) -> Figure:
     groups = comparable_groups(runs)
     figure, ax, columns = one_panel(size, [group.label for group in groups])
     plots.curves(ax, [PlotLine(group.label, measured_by_all(group), group.label) for group in groups])
-    ax.set(xlabel="round", ylabel=f"test {runs[0].metric.heading}")
+    ax.set(ylabel=f"test {runs[0].metric.heading}")
+    plots.round_axis(ax)
     return finished(figure, ax, columns, runs[0].metric)
 
 
@@ -189,7 +191,8 @@ def heads(runs: Sequence[StoredRun], size: FigureSize) -> Figure:
     for ax, (label, run) in zip(axes, first.items(), strict=False):
         final = run.head_weights[-1]
         few = len(final.clients) <= MOST_LABELS // min(2, len(first))
-        plots.heat_map(ax, final.matrix, [str(client) for client in final.clients] if few else [])
+        names = [shortened(client_label(run, client, "")) for client in final.clients]
+        plots.heat_map(ax, final.matrix, names if few else [])
         ax.set(title=f"{label}, round {final.round}, seed {run.seed}", xlabel="head of client", ylabel="used by client")
     return figure
 
@@ -208,7 +211,7 @@ def partition(runs: Sequence[StoredRun], size: FigureSize) -> Figure:
         ax.scatter(across, up, s=area, color=COLORS[0].light, linewidths=0)
         ax.set_yticks(range(counts.shape[1]), [str(name) for name in run.class_table.names])
         if run.client_names and len(counts) <= MOST_LABELS // min(2, len(found)):
-            names = [client_label(run, i, "") for i in range(len(counts))]
+            names = [shortened(client_label(run, i, "")) for i in range(len(counts))]
             ax.set_xticks(range(len(counts)), names, rotation=90)
         ax.set(title=f"{name}, {clients_text(len(counts))}", xlabel="client", ylabel="class")
     return figure
