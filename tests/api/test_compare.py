@@ -392,7 +392,7 @@ def test_seeds_of_two_machines_are_one_comparison(folder: Path, tmp_path: Path) 
             assert found.loc[method, column] == pytest.approx(whole.loc[method, column], abs=1e-3)
     shutil.copytree(first, same)
     with pytest.raises(
-        CoterieError, match="with seed 0 is there twice, in .*first.* and .*same.*; leave one of them out"
+        CoterieError, match=r"with seed 0 is there twice, in .*first.* and .*same.*; leave one of them out"
     ):
         coterie.load_comparison(first, same)
 

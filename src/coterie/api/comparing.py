@@ -32,7 +32,7 @@ from coterie.core.model import Model
 from coterie.execution.choice import Execution
 from coterie.federation import Ending
 from coterie.report.final_metrics import scales_of
-from coterie.report.naming import dataset, entries
+from coterie.report.naming import dataset, entries, settings_text, start
 from coterie.report.sections.summary import outcome, reference, same_data
 from coterie.runs.extending import remains
 from coterie.runs.finding import is_complete, open_runs
@@ -262,12 +262,12 @@ def load_comparison(*runs: str | Path | Sequence[str | Path]) -> Comparison:
     rows = [outcome(entry) for entry in group]
     owners: dict[tuple[Any, ...], Path] = {}
     for entry, row in zip(group, rows, strict=True):
-        folder = entry.run.folder
-        first = owners.setdefault((entry.label, entry.run.seed, row["content"]), folder)
-        if first != folder:
+        run = entry.run
+        folder = owners.setdefault((settings_text(run), start(run), run.seed, row["content"]), run.folder)
+        if folder != run.folder:
             raise CoterieError(
-                f"{entry.run.title} with seed {entry.run.seed} is there twice, in {first} and {folder}; leave one of "
-                "them out, or train other seeds (`coterie compare --seed 5` begins with seed 5)"
+                f"{run.title} with seed {run.seed} is there twice, in {folder} and {run.folder}; leave one of them "
+                "out, or train other seeds (`coterie compare --seed 5` begins with seed 5)"
             )
     curves: dict[str, list[Curve]] = {}
     for entry in group:

@@ -96,7 +96,7 @@ def details(runs: Sequence[StoredRun]) -> list[str]:
     for own in methods.values():
         equal: dict[str, list[StoredRun]] = {}
         for run in own:
-            equal.setdefault(json.dumps(settings(run), sort_keys=True), []).append(run)
+            equal.setdefault(settings_text(run), []).append(run)
         variants = list(equal.values())
         for words, variant in zip(distinguished(variants), variants, strict=True):
             trainings = repetitions(variant)
@@ -168,6 +168,11 @@ def settings(run: StoredRun) -> dict[str, Any]:
     parts = {name: run.section(name) for name in ("data", "model", "method", "federation")}
     follow = OF_SEED | (OF_PARTITION if varies(run) else frozenset())
     return {name: value for name, value in flat(parts).items() if name not in follow}
+
+
+def settings_text(run: StoredRun) -> str:
+    """The same for runs with equal settings."""
+    return json.dumps(settings(run), sort_keys=True)
 
 
 def varies(run: StoredRun) -> bool:
