@@ -13,12 +13,15 @@ import pytest
 
 from coterie.analysis import catalogue
 from coterie.analysis.catalogue import MethodEntry, entries, recorded
-from coterie.analysis.choosing import Filters, suggestions, years
+from coterie.analysis.choosing import Filters, by_traffic, suggestions, years
 from coterie.analysis.citations import CITATION, CONFERENCES, JOURNALS, Citation, bibtex, described, key
+from coterie.analysis.methods_page import HEADER
 from coterie.cli import main
 from coterie.core.errors import CoterieError
 from coterie.core.families import DESIGNED, FAMILIES, SITUATIONS
 from coterie.methods import METHODS, FedAvg
+from coterie.models.cnn import conv4
+from coterie.privacy.robust import ONE_FOR_ALL, PAPERS
 
 PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
 NO_VENUE = {"fedreg", "fedpac-proto"}  # their docstrings name a year only
@@ -214,6 +217,51 @@ def test_filters_by_task(listed: list[MethodEntry]) -> None:
 def test_filters_by_traffic(listed: list[MethodEntry]) -> None:
     assert names(Filters(suits=("little bandwidth",)).chosen(listed)) == {"lg-fedavg", "fedproto", "fedgh", "fedtgp"}
     assert names(Filters(suits=("little bandwidth",), task="regression").chosen(listed)) == {"lg-fedavg"}
+
+
+def test_filters_by_share_of_traffic(listed: list[MethodEntry], capsys: pytest.CaptureFixture[str]) -> None:
+    less = Filters(traffic=0.5).chosen(listed)
+    assert names(less) == {"local", "lg-fedavg", "fedproto", "fedgh", "fedtgp"}
+    ordered = by_traffic(listed)
+    assert ordered[0].name == "local"
+    assert ordered[-1].name == "apple"  # all models of all clients
+    assert [e.share for e in ordered] == sorted(e.share for e in listed)
+    main(["methods", "--sort", "traffic", "--traffic", "0.5", "--json"])
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == [e.name for e in by_traffic(less)]
+    main(["methods", "--sort", "traffic", "--task", "segmentation"])
+    assert re.search(r"^moon +100\.0% +468,264 +468,268 ", capsys.readouterr().out, re.MULTILINE)
+    with pytest.raises(CoterieError, match="--traffic must be at least 0, got -0"):
+        Filters(traffic=-0.5).chosen(listed)
+
+
+def test_filters_by_need(listed: list[MethodEntry]) -> None:
+    for need in ("classes", "norm", "sgd", "head", "encoder"):
+        found = names(Filters(needs=(need,)).chosen(listed))
+        assert found == {name for name, kind in METHODS.items() if getattr(kind, f"needs_{need}")}
+        assert found
+    both = names(Filters(needs=("Classes", "head")).chosen(listed))
+    assert both == {name for name, kind in METHODS.items() if kind.needs_classes and kind.needs_head}
+    with pytest.raises(CoterieError, match="unknown need 'clases': did you mean 'classes'"):
+        Filters(needs=("clases",)).chosen(listed)
+
+
+def test_fedbn_keeps_normalization_layers_in_its_record() -> None:
+    """Its bytes are those of a network that has some: weight, bias, mean and variance of 4 layers of 64 channels."""
+    record = recorded()["fedbn"]
+    assert record.model - record.bytes_down == 4 * 4 * 64 * 4
+    network = conv4((1, 28, 28), 10, bn="stats")
+    assert f"{sum(p.numel() for p in network.parameters()):,} parameters" in HEADER
+
+
+def test_robust_aggregation_is_cited(capsys: pytest.CaptureFixture[str]) -> None:
+    """One entry for each paper, also of two names."""
+    main(["cite", "krum", "Multi-Krum", "bulyan", "geometric_median", "fedbn"])
+    found = capsys.readouterr().out
+    assert re.findall(r"@\w+{(\w+),", found) == [
+        "blanchard2017krum", "elmhamdi2018bulyan", "pillutla2022geometricmedian", "li2021fedbn",
+    ]  # fmt: skip
+    assert "journal = {IEEE Transactions on Signal Processing}" in found
+    assert {how for hows in PAPERS for how in hows} == set(ONE_FOR_ALL)
 
 
 def test_filters_by_protection(listed: list[MethodEntry]) -> None:

@@ -24,8 +24,9 @@ from coterie.privacy.refusals import verdict
 def tried(method: AnyMethod) -> Behavior:
     """Its behavior in tiny federations. Messages are those of one round without training."""
     data = sample_data()
+    network = make_network("conv4", data, 0, model_args={"bn": "stats"}) if method.needs_norm else None
     brief = replace(method, train=method.train.but(local_epochs=0))
-    backend = Looped(brief, make_network("cnn", data, 0), data, 0, processes=1)
+    backend = Looped(brief, network or make_network("cnn", data, 0), data, 0, processes=1)
     server = backend.method.server_init(backend.model, backend.census)
     backend.join(backend.method.server_welcome(server))
     everyone = torch.arange(CLIENTS)

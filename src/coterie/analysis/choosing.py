@@ -45,6 +45,8 @@ class Filters:
     private: str = ""
     sends: str = ""
     suits: Sequence[str] = ()
+    needs: Sequence[str] = ()
+    traffic: float | None = None  # at most this share of FedAvg's
 
     def chosen(self, listed: Iterable[MethodEntry]) -> list[MethodEntry]:
         family = self.family and word("family", self.family, FAMILIES)
@@ -53,6 +55,9 @@ class Filters:
         private = self.private and word("protection", self.private, PRIVATE)
         sends = self.sends and word("content of messages", self.sends, CONTENTS)
         suits = situations(self.suits)
+        needs = [word("need", text, NEEDS) for text in self.needs]
+        if self.traffic is not None and not self.traffic >= 0:
+            raise CoterieError(f"--traffic must be at least 0, got {self.traffic:g}; 1 is what FedAvg sends")
         return [
             e
             for e in listed
@@ -62,6 +67,8 @@ class Filters:
             and (not sends or sends in e.behavior.sends)
             and all(e.meets(situation) for situation in suits)
             and (not private or private in e.behavior.private)
+            and all(needed(e, need) for need in needs)
+            and (self.traffic is None or e.share <= self.traffic)
         ]
 
 
@@ -111,15 +118,27 @@ def derived(entry: MethodEntry, situation: str) -> str:
 
 
 NEEDS: Mapping[str, str] = {
-    "needs_classes": "one class per sample",
-    "needs_norm": "normalization layers",
-    "needs_sgd": "optimizer sgd",
+    "classes": "one class per sample",
+    "norm": "normalization layers",
+    "sgd": "optimizer sgd",
+    "head": "a head that is trained",
+    "encoder": "an encoder that is trained",
 }
+USUAL = ("head", "encoder")  # what every network has, unless it is frozen
+
+
+def needed(entry: MethodEntry, need: str) -> bool:
+    return bool(getattr(entry.method, f"needs_{need}"))
 
 
 def needs(entry: MethodEntry) -> list[str]:
-    found = [what for name, what in NEEDS.items() if getattr(entry.method, name)]
+    found = [what for need, what in NEEDS.items() if needed(entry, need) and need not in USUAL]
     return [f"needs {', '.join(found)}"] if found else []
+
+
+def by_traffic(listed: Iterable[MethodEntry]) -> list[MethodEntry]:
+    """The least traffic first."""
+    return sorted(listed, key=lambda e: e.share)
 
 
 def grouped(listed: Iterable[MethodEntry]) -> dict[str, list[MethodEntry]]:

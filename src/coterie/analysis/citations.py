@@ -18,7 +18,10 @@ CITATION = re.compile(
     r"(?P<authors>[^:]+): (?P<title>.+?), (?:(?P<venue>[A-Za-z][A-Za-z ]*) )?(?P<year>(?:19|20)\d\d)"
     r"(?: \((?P<note>[^)]*)\))?\.(?: (?P<details>.*))?"
 )
-JOURNALS = {"IEEE TNNLS": "IEEE Transactions on Neural Networks and Learning Systems"}
+JOURNALS = {
+    "IEEE TNNLS": "IEEE Transactions on Neural Networks and Learning Systems",
+    "IEEE TSP": "IEEE Transactions on Signal Processing",
+}
 CONFERENCES = {
     "AAAI": "Proceedings of the AAAI Conference on Artificial Intelligence",
     "ACM MM": "Proceedings of the ACM International Conference on Multimedia",
@@ -60,9 +63,19 @@ def described(kind: type[AnyMethod]) -> Description:
     found = CITATION.fullmatch(text)
     if not found:
         return Description(about, None, " ".join([text, *more]).strip())
+    return Description(about, parsed(found), " ".join([found["details"] or "", *more]).strip())
+
+
+def cited(text: str) -> Citation:
+    """The citation of a text that is one."""
+    found = CITATION.fullmatch(text)
+    assert found, text
+    return parsed(found)
+
+
+def parsed(found: re.Match[str]) -> Citation:
     authors = tuple(found["authors"].split(", "))
-    citation = Citation(authors, found["title"], found["venue"] or "", int(found["year"]), found["note"] or "")
-    return Description(about, citation, " ".join([found["details"] or "", *more]).strip())
+    return Citation(authors, found["title"], found["venue"] or "", int(found["year"]), found["note"] or "")
 
 
 def key(name: str, citation: Citation) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from coterie.analysis.catalogue import CLIENTS, MethodEntry, entries, message
-from coterie.analysis.choosing import NEEDS, derived, grouped
+from coterie.analysis.choosing import NEEDS, derived, grouped, needed
 from coterie.analysis.citations import bibtex
 from coterie.analysis.tables import clean
 from coterie.core.families import DERIVED, DESIGNED, FAMILIES, SITUATIONS
@@ -23,12 +23,15 @@ complete BibTeX entries of their papers, with full names of authors and venues:
 ```sh
 coterie methods --family "personal head" --year 2021-2023
 coterie methods --task regression --sends head
+coterie methods --needs classes --traffic 0.5
+coterie methods --sort traffic
 coterie methods --suggest "label shift" "new clients"
 coterie cite fedala ditto
 ```
 
 Bytes are those of one client in one round, for the network that FedPAC uses on Fashion-MNIST (117,066 parameters) and
-{CLIENTS} clients, with default settings. `Weights` and `Tree` are named tensors of a network, `Tensor` is one tensor of
+{CLIENTS} clients, with default settings; methods that need normalization layers send theirs for `conv4` with BatchNorm
+(112,586 parameters). `Weights` and `Tree` are named tensors of a network, `Tensor` is one tensor of
 the shape in parentheses, with K classes, d features and m clients. Momentum that stays on a client is not listed. What
 a method suits is read from its paper's design and from its code; it is not a measurement.
 
@@ -85,7 +88,7 @@ def section(e: MethodEntry) -> Iterator[str]:
     yield f"- Bytes: {t.bytes_down:,} down, {t.bytes_up:,} up. A client keeps: {words(e.stays)}."
     yield f"- Reported: {', '.join(f'{name} (`{point}`)' for name, point in method.results.items())}."
     yield f"- Suits: {'; '.join(suited(e)) or 'no situation in particular'}."
-    yield f"- Needs: {', '.join(what for name, what in NEEDS.items() if getattr(method, name)) or 'nothing special'}."
+    yield f"- Needs: {', '.join(what for need, what in NEEDS.items() if needed(e, need)) or 'nothing special'}."
     yield f"- Privacy with default settings: {', '.join(f'`{kind}`' for kind in e.behavior.private) or 'none'}."
     if e.variants:
         yield f"- Variants: {', '.join(f'`{name}` ({title})' for name, title in e.variants.items())}."

@@ -25,6 +25,13 @@ def add_commands(command: MakeCommand, argv: list[str]) -> None:
     methods.add_argument("--sends", metavar="WHAT", help="what travels: 'whole model', encoder, head, prototypes, ...")
     methods.add_argument("--suits", metavar="SITUATION", nargs="+", help="methods that suit all of these situations")
     methods.add_argument(
+        "--needs", metavar="NEED", nargs="+", help="methods that need all of these: classes, norm, sgd, head, encoder"
+    )
+    methods.add_argument(
+        "--traffic", metavar="SHARE", type=float, help="methods that send at most this share of FedAvg's bytes"
+    )
+    methods.add_argument("--sort", choices=["family", "traffic"], help="order of the list; default: family")
+    methods.add_argument(
         "--suggest",
         metavar="SITUATION",
         nargs="*",
@@ -34,12 +41,12 @@ def add_commands(command: MakeCommand, argv: list[str]) -> None:
     methods.add_argument("--markdown", action="store_true", help="print docs/methods.md")
     methods.add_argument("--json", action="store_true", help="print JSON")
     cite = command("cite", do_cite, "print complete BibTeX entries of methods' papers: full names, full venues")
-    cite.add_argument("methods", metavar="METHOD", nargs="+", help=METHOD_HELP)
+    cite.add_argument("methods", metavar="METHOD", nargs="+", help=f"{METHOD_HELP}; also krum, bulyan, ... of --robust")
 
 
 def do_methods(chosen: argparse.Namespace) -> None:
     from coterie.analysis.catalogue import entries
-    from coterie.analysis.choosing import Filters, grouped
+    from coterie.analysis.choosing import Filters, by_traffic, grouped
 
     if hasattr(chosen, "markdown"):
         from coterie.analysis.methods_page import markdown
@@ -47,12 +54,16 @@ def do_methods(chosen: argparse.Namespace) -> None:
         print(markdown(), end="")
         return
     found = Filters(**given(chosen, Filters)).chosen(entries())
+    if getattr(chosen, "sort", "family") == "traffic":
+        found = by_traffic(found)
     if hasattr(chosen, "suggest"):
         show_suggestions(chosen, found)
     elif hasattr(chosen, "json"):
         print(json.dumps([e.as_json() for e in found], indent=2))
     elif not found:
         print("No method matches all of these filters.")
+    elif getattr(chosen, "sort", "family") == "traffic":
+        show_traffic(found)
     else:
         from coterie.analysis.terminal import show_groups
         from coterie.core.families import FAMILIES
@@ -64,6 +75,17 @@ def do_methods(chosen: argparse.Namespace) -> None:
             for family, group in grouped(found).items()
         }
         show_groups(rows, f"{len(found)} methods. `coterie cite NAME` prints the BibTeX entry of a paper.")
+
+
+def show_traffic(found: list[MethodEntry]) -> None:
+    from coterie.analysis.terminal import show_table
+
+    rows = [
+        [e.name, f"{e.share:.1%}", f"{e.behavior.bytes_down:,}", f"{e.behavior.bytes_up:,}", e.description.about]
+        for e in found
+    ]
+    note = "Bytes of one client in one round on a small network, and their share of what FedAvg sends there."
+    show_table(f"{len(found)} methods by traffic", ("name", "share", "down", "up", "about"), rows, note)
 
 
 def show_suggestions(chosen: argparse.Namespace, found: list[MethodEntry]) -> None:
@@ -88,12 +110,19 @@ def show_suggestions(chosen: argparse.Namespace, found: list[MethodEntry]) -> No
 
 
 def do_cite(chosen: argparse.Namespace) -> None:
-    from coterie.analysis.citations import bibtex, described
+    from coterie.analysis.citations import bibtex, cited, described
     from coterie.analysis.lookup import method_class, method_name, parts
     from coterie.core.errors import CoterieError
+    from coterie.core.names import spelling
+    from coterie.privacy.robust import PAPERS
 
     found: dict[str, None] = {}  # in order, each paper once
+    robust = {spelling(how): (hows[0], text) for hows, text in PAPERS.items() for how in hows}
     for asked in chosen.methods:
+        if spelling(asked) in robust:
+            name, text = robust[spelling(asked)]
+            found[bibtex(name, cited(text))] = None
+            continue
         name = method_name(asked)
         kind = method_class(name)
         citation = described(kind).citation

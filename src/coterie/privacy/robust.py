@@ -9,11 +9,11 @@ median: per coordinate, the median replaces every update.
 One update replaces those of all clients, chosen or computed from all weights together; f of S clients may be malicious:
 
 krum: the update with the smallest sum of squared distances to its S - f - 2 nearest ones. multi-krum: the mean of the
-S - f updates with the smallest sums. Blanchard, El Mhamdi, Guerraoui, Stainer, NeurIPS 2017.
+S - f updates with the smallest sums.
 bulyan: krum chooses S - 2f updates, one after the other; per coordinate, the mean of the S - 4f values nearest to their
-median. El Mhamdi, Guerraoui, Rouault, ICML 2018.
-geometric-median: the point with the smallest sum of distances, by smoothed Weiszfeld steps from the model that was
-sent. Pillutla, Kakade, Harchaoui, IEEE TSP 2022 (RFA). Weights are sample counts, at most that of the median client.
+median.
+geometric-median (RFA): the point with the smallest sum of distances, by smoothed Weiszfeld steps from the model that
+was sent. Weights are sample counts, at most that of the median client.
 
 Class statistics are clipped in every mode: clients send zeros for missing classes, which are not information.
 """
@@ -35,6 +35,14 @@ from coterie.core.tree import Tree
 from coterie.core.wrapper import Around
 from coterie.privacy.updates import NOT_NEGATIVE, SIZES, STATISTICS, moved, moves, norms, scaled, shrink
 
+PAPERS = {  # as in the docstrings of methods
+    ("krum", "multi-krum"): "Peva Blanchard, El Mahdi {El Mhamdi}, Rachid Guerraoui, Julien Stainer: Machine Learning "
+    "with Adversaries: Byzantine Tolerant Gradient Descent, NeurIPS 2017.",
+    ("bulyan",): "El Mahdi {El Mhamdi}, Rachid Guerraoui, Sébastien Rouault: The Hidden Vulnerability of Distributed "
+    "Learning in Byzantium, ICML 2018.",
+    ("geometric-median",): "Krishna Pillutla, Sham M. Kakade, Zaid Harchaoui: Robust Aggregation for Federated "
+    "Learning, IEEE TSP 2022.",
+}
 LIARS = {"krum": (2, 3), "multi-krum": (2, 3), "bulyan": (4, 3)}  # S must be at least a f + b
 WEISZFELD_STEPS, SMALLEST = 100, 1e-6  # of the geometric median; the smallest distance to divide by (ν)
 
