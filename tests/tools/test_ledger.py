@@ -16,17 +16,16 @@ from tools.ledger.__main__ import main as update_pages
 from tools.ledger.findings import Findings
 from tools.ledger.overview import overview
 from tools.ledger.sections import section
+from tools.shares import computed, share
 
 from coterie.cli import main
 from coterie.cli.train import DEMO_METHODS, DEMO_SETTINGS
 from coterie.core.errors import CoterieError
 from coterie.core.training import LocalTraining
-from coterie.data.dirichlet import dirichlet, dirichlet_crc
-from coterie.data.partition import Labels, Partition
+from coterie.data.dirichlet import dirichlet
 from coterie.federation import Settings
 from coterie.papers.recipes import RECIPES, Recipe, find, read_recipe
 from coterie.papers.results import Shelf
-from coterie.papers.verdicts import WIDEST
 
 ROOT = Path(__file__).parents[2]
 CLAIMS = ROOT / "docs" / "claims.md"
@@ -343,6 +342,7 @@ def test_a_note_stands_beside_the_tables_of_its_dataset(folder: Path) -> None:
         ("{fedpac}", "is not of the form"),
         ("{data.mnist.all}", "unknown split"),
         ("SCAFFOLD is 4.6 short", "'4.6' in 'SCAFFOLD is 4.6 short...' must be cited from a result"),
+        ("57 % of the data", "'57 %' in '57 % of the data...' must be cited from a result"),
     ],
 )
 def test_citations_that_lead_nowhere(folder: Path, text: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -531,49 +531,36 @@ def test_the_pages_are_those_of_the_files() -> None:
     assert not any(found.values()), found
 
 
-def test_no_number_of_the_page_on_results_is_typed() -> None:
-    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    typed = re.sub(r"<!-- \w+ -->.*?<!-- end -->|^```.*?^```", "", page, flags=re.S | re.M)
-    assert set(re.findall(r"\d+[.,]\d+", typed)) == {str(WIDEST), "1.96"}
-    page = re.sub(r"<!-- \w+ -->.*?<!-- end -->", "", CLAIMS.read_text(encoding="utf-8"), flags=re.S)
-    assert not re.findall(r"\d+[.,]\d+", page)
+def test_a_number_that_is_typed_outside_of_the_marks_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page, text = Path("docs/claims.md"), PAGES["docs/claims.md"]
+    for number in ("81.3", "65 %", "1,234", "61.2 %"):
+        page.write_text(f"{text}\nIt has {number} in all.", encoding="utf-8")
+        assert ledger("--check") == 2
+        assert f"claims.md: {number} outside of the marks" in capsys.readouterr().err
+    page.write_text(f"{text}\nA 95 % interval, [notes](a-1.5.md), `--lr 0.1`, 3 seeds.", encoding="utf-8")
+    assert ledger() == 0
 
 
-def share(rule: Callable[..., Partition], samples: int, **settings: Any) -> float:
-    """Of a sample's class in its client's data, in percent, over all samples. It does not depend on which samples of a
-    class a client has; `samples` are those of a class."""
-    labels = Labels("any", np.repeat(np.arange(10), samples), np.arange(0), tuple("abcdefghij"))
-    made = rule(labels, **settings)
-    own = [labels.merged[np.concatenate(both)] for both in zip(made.train, made.test, strict=True)]
-    counts = np.stack([np.bincount(classes, minlength=10) for classes in own])  # (client, class)
-    return float(100 * (counts**2 / counts.sum(1, keepdims=True)).sum() / counts.sum())
-
-
-def test_the_shares_that_the_findings_tell() -> None:
-    texts = Findings(Files(RESULTS)).texts
-    crc = {"samples": 6000, "num_clients": 100, "alpha": 0.1, "min_size": 10, "train_share": 0.8}
-    drawn = [share(dirichlet_crc, seed=seed, **crc) for seed in range(40)]
-    told = texts["FedCRC's Table I"]
-    assert f"{drawn[0]:.0f} % of a client's data share the sample's class" in told
-    assert f"seeds 0 to 39 is {np.mean(drawn):.0f} % (standard deviation {np.std(drawn, ddof=1):.0f})" in told
-    assert f"Seed 1 also has {drawn[1]:.0f} %" in told
-    assert f"receives no more samples, gives {share(dirichlet, seed=0, **crc):.0f} %" in told
-
-    akd = {"samples": 7000, "num_clients": 10, "alpha": 0.5, "min_size": 1, "train_share": 0.75}
-    ours, even, uneven = (share(dirichlet, seed=seed, **akd) for seed in (42, 33, 1))
-    told = texts["PFAKD's comparison"]
-    assert (
-        f"{ours:.0f} % of a client's data share the sample's class in our draw, {even:.0f} % in the other one" in told
-    )
-    assert f"With a draw at {uneven:.0f} %" in told
-    draw, counts = np.random.RandomState(42), np.zeros((10, 0), int)  # as such code does it: (client, class)
+def test_shares_of_classes_are_those_of_their_file(folder: Path) -> None:
+    stored = json.loads((RESULTS / "shares.json").read_text(encoding="utf-8"))
+    assert {"command": stored["command"], **computed()} == stored
+    assert share(dirichlet, 60, num_clients=5, alpha=1e6) == pytest.approx(
+        10, abs=0.1
+    )  # every client has as much of every class
+    draw, counts = np.random.RandomState(42), np.zeros((10, 0), int)  # as PFLlib's code does it: (client, class)
     for _ in range(10):
         draw.shuffle(np.arange(7000))
         p = draw.dirichlet(np.full(10, 0.5)) * (counts.sum(1) < 7000)
         edges = (np.cumsum(p / p.sum()) * 7000).astype(int)[:-1]
         counts = np.column_stack([counts, np.diff([0, *edges, 7000])])
     theirs = 100 * (counts**2 / counts.sum(1, keepdims=True)).sum() / counts.sum()
-    assert f"in the other one and {theirs:.0f} % in the authors'" in told
+    assert stored["pfakd"]["authors"] == pytest.approx(theirs, abs=0.01)
+    (folder / "shares.json").write_text(json.dumps(stored), encoding="utf-8")
+    assert resolved(folder, "{shares.pfakd.authors}") == f"{theirs:.2f}"
+    with pytest.raises(CoterieError, match=r"shares\.json has no pfakd\.odd"):
+        resolved(folder, "{shares.pfakd.odd}")
 
 
 def test_all_early_runs_are_in_a_table() -> None:

@@ -8,6 +8,7 @@
 {P2-T2-CIFAR10.fedper[P].mean}        a measure other than the first; follows the value, if any
 {cifar10-20.fedbabu.finished}         a run that predates recipes: file, method, point
 {data.emnist.test:,}                  number of samples of a split
+{shares.pfakd.ours:.0f}               how much clients differ, from shares.json
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from typing import Any
 
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.names import spelling
-from coterie.core.validation import MappingReader, load_yaml
+from coterie.core.validation import MappingReader, fitting, load_yaml
 from coterie.papers.recipes.recipe import SIZES
+from coterie.papers.results import load
 from tools.ledger.claims import claims
 from tools.ledger.files import FINDINGS, Files
 from tools.ledger.sections import Cell, cells
@@ -27,7 +29,8 @@ from tools.ledger.sections import Cell, cells
 CITED = re.compile(r"\{([^{}]*)\}")
 FORM = re.compile(r"([\w.+-]+)\.([\w-]+)(?:\[([^\]]*)\])?\.([\w-]+)(?::(.*))?")
 CODE = re.compile(r"`[^`]*`")  # names of recipes and settings
-TYPED = re.compile(r"\d[.,]\d")  # a number with a decimal point or a thousands separator
+TYPED = re.compile(r"\d+[.,]\d+(?: ?%)?|\d+ ?%")  # with a decimal point or a thousands separator, or in percent
+SHARES = "shares"
 LEADS = ("lead", "lag", "lead-in-print")
 WIDTH = 118
 
@@ -80,6 +83,8 @@ class Findings:
             if row not in SIZES or name not in ("train", "test"):
                 raise unknown("split", f"{row}.{name}", (f"{d}.{s}" for d in SIZES for s in ("train", "test")))
             return SIZES[row][("train", "test").index(name)]
+        if source == SHARES:
+            return self.share(row, name)
         if source in self.files.early:
             trainings = self.files.early[source].trainings
             if row not in trainings:
@@ -90,6 +95,13 @@ class Findings:
             return float(100 * ends[name])
         cell = self.cell(source, row, value)
         return lead(self.files, cell, name) if name in LEADS else number_of(cell, name)
+
+    def share(self, row: str, name: str) -> float:
+        found = load(self.files.folder / f"{SHARES}.json")
+        own = found.get(row) if isinstance(found, dict) else None
+        if not isinstance(own, dict) or name not in own:
+            raise CoterieError(f"{SHARES}.json has no {row}.{name}; `python -m tools.shares` writes it")
+        return float(fitting(f"{SHARES}.json: {row}.{name}", own[name], float))
 
     def cell(self, source: str, row: str, value: str) -> Cell:
         recipe = self.files.recipe(source)

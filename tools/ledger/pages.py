@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from coterie.core.errors import CoterieError
-from coterie.papers.verdicts import DRAWS, SEEDS, Noises, RunNoise
+from coterie.papers.verdicts import DRAWS, SEEDS, WIDEST, Noises, RunNoise
 from tools.ledger import claims, hypotheses, leaderboard, readme, tuned
 from tools.ledger.coverage import by_reading, coverage, noise_table
 from tools.ledger.files import Files
-from tools.ledger.findings import Findings
+from tools.ledger.findings import TYPED, Findings
 from tools.ledger.overview import overview
 from tools.ledger.sections import PICTURES, section
 
+CHECKED = ("docs/results.md", "docs/claims.md", "docs/leaderboard.md")
+PROCEDURE = {"95 %", "1.96", str(WIDEST)}
 NOISE = "src/coterie/papers/noise.yaml"
 
 
@@ -68,7 +70,15 @@ def pages(files: Files, root: Path) -> dict[Path, tuple[str, str]]:
     for name, texts in blocks(files).items():
         page = read(path := root / name)
         found[path] = page, renewed(page, {mark: f"\n\n{text}\n\n" for mark, text in texts.items()}, str(path))
+        if name in CHECKED and (numbers := typed(page)):
+            raise CoterieError(f"{path}: {', '.join(numbers)} outside of the marks; generate numbers from result files")
     return found
+
+
+def typed(page: str) -> list[str]:
+    """Numbers outside of the marks, without code, links and the numbers of our procedure."""
+    text = re.sub(r"<!-- [\w-]+ -->.*?<!-- end -->|^```.*?^```|`[^`]*`|\]\([^)]*\)", "", page, flags=re.S | re.M)
+    return [number for number in TYPED.findall(text) if number not in PROCEDURE]
 
 
 def read(path: Path) -> str:
