@@ -6,8 +6,9 @@ import errno
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,14 +25,15 @@ from coterie.cli import main
 from coterie.core.errors import CoterieError
 from coterie.data import is_available
 from coterie.execution import Scores
-from coterie.federation import History, Round
+from coterie.federation import Ended, Ending, History, Round
 from coterie.papers import reproduce as module
 from coterie.papers import tables
 from coterie.papers.matching import covers
 from coterie.papers.recipes import Recipe, find, matches, read_recipe, recipes
 from coterie.papers.reproduce import cells, chosen_rows, duration, forecast, reproduce, results
-from coterie.papers.results import Shelf, accuracies, last_trained, outcome
+from coterie.papers.results import Shelf, accuracies, last_trained, outcome, stem
 from coterie.papers.tables import report
+from coterie.papers.unfinished import UNFINISHED
 from coterie.papers.verdicts import RunNoise
 
 RECIPE = """\
@@ -151,25 +153,80 @@ def test_an_interrupted_call_goes_on(
     assert len(trained) == len(set(trained)) == 12
 
 
+ONE: dict[str, Any] = {"seeds": 1, "how": Execution(), "data_dir": None, "commit": "abc"}
+
+
+def watched(seen: list[Round]) -> Callable[[str, int], Any]:
+    return lambda title, rounds: nullcontext(seen.append)
+
+
+def cut_off(rounds: int, now: Callable[[], bool]) -> Callable[..., Ended | None]:
+    """Instead of `Ending.reached`: the time is over after so many rounds."""
+
+    def reached(ending: Ending, records: Sequence[Round], point: str, spent: float) -> Ended | None:
+        late = ending.max_time is not None and len(records) >= rounds and now()
+        return Ended("max_time", len(records), "") if late else None
+
+    return reached
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["fedpac", "local"])
+def test_the_same_command_continues_after_the_time_limit(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Every call has time for one round: the third finishes a training of three, which is the one never stopped."""
+    whole, cut, seen = Shelf(tmp_path / "whole"), Shelf(tmp_path / "cut"), list[Round]()
+    one = replace(recipe, vary={"local_epochs": [1]}, records={"head_weights": [1, 3]})
+    selection = [(one, chosen_rows(one, [method]))]
+    reproduce(selection, whole, rounds=3, watching=watched([]), **ONE)
+
+    for rounds in (1, 2, 3):
+        assert not list(cut.folder.glob("mine/*"))
+        seen.clear()
+        monkeypatch.setattr(Ending, "reached", cut_off(rounds, lambda: True))
+        assert reproduce(selection, cut, rounds=3, max_seconds=60, watching=watched(seen), **ONE) == []
+        assert [record.number for record in seen] == [rounds]
+    (made,), (wanted,) = ([json.loads(p.read_text()) for p in s.folder.glob("mine/*.json")] for s in (cut, whole))
+    for name in ("history", "last", "records", "rounds", "partition", "bytes_up", "hash"):
+        assert made[name] == wanted[name], name
+    assert made["seconds"]["total"] >= made["seconds"]["train"] > 0
+    assert not list((cut.folder / UNFINISHED).iterdir())
+
+
+@pytest.mark.long
 def test_the_time_limit_leaves_the_rest_for_later(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second of two trainings is stopped after two of three rounds: it has no result and is no failure."""
+    """The second of two trainings is stopped after two of three rounds, and finished by a call without a limit."""
     shelf, lines, seen = Shelf(tmp_path / "results"), list[str](), list[Round]()
-    selection = [(recipe, chosen_rows(recipe, ["local", "fedavg"])[:1])]
-    settings: dict[str, Any] = {"seeds": 1, "rounds": 3, "how": Execution(), "data_dir": None, "commit": None}
+    selection = [(recipe, chosen_rows(recipe, ["local"]))]
     with monkeypatch.context() as patch:
-        patch.setattr(module, "over", lambda deadline: deadline is not None and len(seen) >= 4)
-        watching = lambda title, rounds: nullcontext(seen.append)  # noqa: E731
-        assert reproduce(selection, shelf, max_seconds=60, watching=watching, say=lines.append, **settings) == []
+        patch.setattr(Ending, "reached", cut_off(2, lambda: len(seen) > 3))
+        patch.setattr(module, "over", lambda deadline: deadline is not None and len(seen) >= 5)
+        failed = reproduce(selection, shelf, rounds=3, max_seconds=60, watching=watched(seen), say=lines.append, **ONE)
+        assert failed == []
     assert len(seen) == 5
-    assert len(list(shelf.folder.rglob("*.json"))) == 1
+    assert len(list(shelf.folder.glob("mine/*.json"))) == 1
     assert lines == ["--max-time is over; the same command continues"]
-    unwatched = lambda title, rounds: nullcontext(lambda record: None)  # noqa: E731
-    assert reproduce(selection, shelf, max_seconds=1e-9, watching=unwatched, **settings) == []
-    assert len(list(shelf.folder.rglob("*.json"))) == 1
-    assert reproduce(selection, shelf, watching=unwatched, **settings) == []
-    assert len(list(shelf.folder.rglob("*.json"))) == 2
+    assert reproduce(selection, shelf, rounds=3, max_seconds=1e-9, watching=watched(seen), **ONE) == []
+    assert len(list(shelf.folder.glob("mine/*.json"))) == 1
+    assert reproduce(selection, shelf, rounds=3, watching=watched(seen), **ONE) == []
+    assert len(seen) == 6  # the third round alone
+    assert len(list(shelf.folder.glob("mine/*.json"))) == 2
+
+
+@pytest.mark.long
+def test_a_training_that_was_cut_off_before_it_began_starts_again(recipe: Recipe, tmp_path: Path) -> None:
+    shelf, seen = Shelf(tmp_path / "results"), list[Round]()
+    one = replace(recipe, vary={"local_epochs": [1]})
+    (cell,) = cells([(one, chosen_rows(one, ["local"]))], 1, 2)
+    folder = shelf.folder / UNFINISHED / f"mine-{stem('local', cell.value, cell.plan, 0)}"
+    folder.mkdir(parents=True)
+    (folder / "log.txt").write_text("", encoding="utf-8")
+    assert reproduce([(one, [cell.row])], shelf, rounds=2, max_seconds=60, watching=watched(seen), **ONE) == []
+    assert len(seen) == 2
+    assert not folder.exists()
 
 
 def test_a_damaged_file_is_run_again(recipe: Recipe, tmp_path: Path, trained: list[str]) -> None:

@@ -15,14 +15,15 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 
 from coterie.api import VARY, Execution, execute, ready
-from coterie.api.interrupting import INTERRUPTED
 from coterie.api.progress import Watching, unwatched
 from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.names import spelling
 from coterie.data import divide, federate, is_available, load, transform
+from coterie.federation import Round
 from coterie.papers.recipes import Plan, Recipe, RecipeRow, Value
-from coterie.papers.results import Found, Shelf, Unwritable, committed, describe, hardware, outcome
+from coterie.papers.results import Found, Shelf, Unwritable, committed, describe, hardware, outcome, plain, stem
+from coterie.papers.unfinished import continuing, earlier, place, remove
 from coterie.runs.jobs import KEPT, Failures, JobSpec, side_by_side
 from coterie.runs.stopping import Stopped
 
@@ -31,7 +32,7 @@ OVER = "--max-time is over"
 
 
 class OutOfTime(CoterieError):
-    """--max-time is over. A training that was cut off gives no result."""
+    """--max-time is over. A training that was cut off gives no result yet; the next call continues it."""
 
 
 def over(deadline: float | None) -> bool:
@@ -118,7 +119,7 @@ def reproduce(
     """Run the trainings without a result, and return what failed; a failure does not stop the others.
 
     jobs: trainings at a time. watching: observes a single training. say: prints where each of several starts and ends.
-    max_seconds: what is not finished then is left for the next call.
+    max_seconds: what is not finished then is continued by the next call, after the last complete round.
     """
     deadline = None if max_seconds is None else time.time() + max_seconds
     if jobs < 1:
@@ -240,13 +241,20 @@ def train(
         raise OutOfTime("not started")
     data = prepared(*cell.data, data_dir)
     federation = asdict(replace(plan.federation, seed=cell.seed))
+    folder = place(shelf.folder, f"{plain(recipe.id)}-{stem(cell.row.training, cell.value, plan, cell.seed)}")
+    made: list[Round] = []
     with watching(cell.title, plan.federation.rounds) as watch:
+
+        def note(record: Round) -> None:
+            made.append(record)
+            watch(record)
+
         result = execute(
-            plan.method, data, plan.model, backend=how, watch=watch, protocol=recipe.protocol,
-            interrupted=lambda: int(over(deadline)), **federation,
+            plan.method, data, plan.model, backend=how, watch=note, protocol=recipe.protocol, **federation,
+            **continuing(folder, deadline),
         )  # fmt: skip
-    if result.history.ended is not None and result.history.ended.reason == INTERRUPTED:
-        raise OutOfTime("not finished")
+    if len(result.history) < plan.federation.rounds:
+        raise OutOfTime(f"round {len(result.history)} of {plan.federation.rounds} is kept")
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     content = {
@@ -258,9 +266,10 @@ def train(
         "reduced": plan.federation.rounds != recipe.plan(cell.row, cell.value).federation.rounds,
         "hardware": hardware(how.device) | ({"jobs": jobs} if jobs > 1 else {}),  # they share the machine
         "precision": how.precision,
-        **describe(result, plan, cell.seed, time.perf_counter() - start, commit),
+        **describe(result, plan, cell.seed, time.perf_counter() - start + earlier(result.history, made), commit),
     }
     shelf.add(recipe.id, cell.row.training, cell.value, plan, cell.seed, content)
+    remove(folder)
     return content
 
 

@@ -67,9 +67,7 @@ class Shelf(ResultFolder):
 
     def add(self, recipe: str, method: str, value: Value, plan: Plan, seed: int, content: dict[str, Any]) -> Path:
         """Write a result atomically."""
-        words = [method, *(f"{name}-{setting}" for name, setting in value)]
-        name = re.sub(r"[^\w.-]+", "-", "-".join(words)) + ending(plan, seed)
-        path = self.folder / re.sub(r"[^\w.-]+", "-", recipe) / name
+        path = self.folder / plain(recipe) / f"{stem(method, value, plan, seed)}.json"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             subfolder(self.folder, path.parent.name, make=True)
@@ -165,8 +163,14 @@ def seconds_alone(content: dict[str, Any]) -> float | None:
     return None if "jobs" in content["hardware"] else float(content["seconds"]["total"])
 
 
-def ending(plan: Plan, seed: int) -> str:
-    return f"-seed{seed}-{plan.hash[:12]}.json"
+def stem(method: str, value: Value, plan: Plan, seed: int) -> str:
+    """The name of a result, without its ending."""
+    words = [method, *(f"{name}-{setting}" for name, setting in value)]
+    return f"{plain('-'.join(words))}-seed{seed}-{plan.hash[:12]}"
+
+
+def plain(text: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", text)
 
 
 def describe(result: Result, plan: Plan, seed: int, seconds: float, commit: str | None) -> dict[str, Any]:
