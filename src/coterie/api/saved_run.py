@@ -38,7 +38,9 @@ class Run(StoredRun, FinishedRun):
         return str(self.section("data")["name"])
 
     def _clients(self) -> list[Row]:
-        sizes = self.section("data")["test_sizes"]
+        members, sizes = self.members, self.section("data")["test_sizes"]
+        if len(sizes) != len(members):
+            raise self.files.damaged("config.json", f"{len(sizes)} test_sizes for {len(members)} clients")
         return [
             {
                 "client": client.number,
@@ -47,7 +49,7 @@ class Run(StoredRun, FinishedRun):
                 "test_samples": tested,
                 "classes": client.classes,
             }
-            for client, tested in zip(self.members, sizes, strict=True)
+            for client, tested in zip(members, sizes, strict=True)
         ]
 
     def _finals(self) -> dict[str, dict[int, float | None]]:
