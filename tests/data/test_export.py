@@ -9,6 +9,8 @@ import torch
 
 import coterie
 from coterie.cli import main
+from coterie.data.user import Reading
+from coterie.data.user.check import check
 
 
 def test_tables_in_clinical_units(tmp_path: Path) -> None:
@@ -18,6 +20,7 @@ def test_tables_in_clinical_units(tmp_path: Path) -> None:
     assert first[0] == "age,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak,slope,ca,thal,label"
     assert first[1] == "63,1,1,145,233,1,2,150,0,2.3,3,0,6,healthy"  # the first patient of the publisher's file
     again = coterie.load_clients(str(tmp_path / "hospitals"), missing="median")
+    assert check(tmp_path / "hospitals", Reading(missing="median")).fine
     names = {name: number for number, name in enumerate(again.client_names)}
     for client, name in enumerate(hearts.client_names):
         x, y = hearts.test.client(client)

@@ -20,6 +20,7 @@ from coterie.data.user.reading import Array, Notes, Problem, Reading
 from coterie.data.user.several_inputs import has_fields, inputs_of
 from coterie.data.user.split import digests
 
+REPEATED = "test sample that equals a training sample; leave one of them out, unless they are different cases"
 FAR = 20.0  # values beyond this are hard to learn from
 SHADES = " .:-=+*#%@"  # from no samples to the most
 WIDTH, HEIGHT = 60, 20  # classes and clients shown in a picture
@@ -133,9 +134,8 @@ def repeated(pooled: Pooled, notes: Notes) -> None:
     train, test = np.flatnonzero(~pooled.test), np.flatnonzero(pooled.test)
     first = {digest.tobytes(): int(i) for digest, i in zip(known[train], train, strict=True)}
     twin = {i: at for i in test.tolist() if (at := first.get(known[i].tobytes())) is not None}
-    stops = not pooled.divided  # a split made here keeps a client's duplicates together, unless there are groups
     rows = np.array(list(twin), np.int64)
-    notes.wrong_at("in training and in test", rows, lambda i: f"{pooled.place(i)} is {pooled.place(twin[i])}", stops)
+    notes.wrong_at(REPEATED, rows, lambda i: f"{pooled.place(i)} is {pooled.place(twin[i])}", stops=False)
 
 
 def lines(report: Report) -> list[str]:
