@@ -247,7 +247,9 @@ def test_two_hundred_classes_of_float16_images_under_odd_names(
     assert json.loads(capsys.readouterr().out)["clients"][0]["samples"] > 0
     main(["export", str(out), "--client", "0", "--to", "safetensors", "--out", f"{odd}.safetensors"])
     main(["report", str(out), "--out", f"{odd}.html"])
-    assert {"runs", f"{odd}.npz", f"{odd}.safetensors", f"{odd}.README.json", f"{odd}.html"} <= set(os.listdir("."))
+    assert {"runs", f"{odd}.npz", f"{odd}.safetensors", f"{odd}.safetensors.README.json", f"{odd}.html"} <= set(
+        os.listdir(".")
+    )
 
 
 def test_files_are_for_those_whom_the_user_allows(tmp_path: Path) -> None:

@@ -153,6 +153,25 @@ def test_a_state_dict_is_that_of_the_users_network(made: Made, tmp_path: Path) -
     assert "state.tuned.shares" in torch.load(mixture, weights_only=True)
 
 
+def test_descriptions_of_two_files_are_two_files(made: Made, tmp_path: Path) -> None:
+    run, _ = made("fedper")
+    paths = [
+        *export(run, 3, "safetensors", tmp_path / "a.safetensors"),
+        *export(run, 3, "state_dict", tmp_path / "a.pt"),
+    ]
+    assert [path.name for path in paths] == [
+        "a.safetensors", "a.safetensors.README.json", "a.pt", "a.pt.README.json",
+    ]  # fmt: skip
+    assert "load_state_dict" in json.loads(paths[3].read_text())["use"]
+    assert "load_state_dict" not in json.loads(paths[1].read_text())["use"]
+    (tmp_path / "b.pt.README.json").write_text("mine")
+    (tmp_path / "b.predict.py").write_text("mine")
+    for form, file in (("state_dict", "b.pt"), ("onnx", "b.onnx")):
+        with pytest.raises(CoterieError, match=r"b\.(pt\.README\.json|predict\.py) exists already"):
+            export(run, 3, form, tmp_path / file)
+        assert not (tmp_path / file).exists()
+
+
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.torch.jit.load. is deprecated")
 @pytest.mark.parametrize("kind", ["regression", "tokens"])

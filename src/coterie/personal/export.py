@@ -48,8 +48,9 @@ def export(
     path = Path(out) if out is not None else Path(f"client-{file_name(run.client_name(number))}{ending}")
     if ending and path.suffix != ending:
         raise CoterieError(f"{path}: the file name for {form} must end in {ending}")
-    if path.exists():
-        raise CoterieError(f"{path} exists already; name another file with --out, or remove it")
+    for file in (path, beside(path)):
+        if file.exists():
+            raise CoterieError(f"{file} exists already; name another file with --out, or remove it")
     model = run.personal_model(number)
     if form == "peft" and merge:
         raise CoterieError("peft's format has the adapter only, which merging would remove; leave out --merge")
@@ -141,11 +142,8 @@ def write_onnx(model: PersonalModel, description: dict[str, Any], path: Path) ->
     made.model.metadata_props["about"] = json.dumps(description)
     if not isinstance(x, Tensor):  # the script reads one input
         return [write_file(path, made.model_proto.SerializeToString())]
-    script = path.with_name(f"{path.stem}{ENDING}")
-    if script.exists():
-        raise CoterieError(f"{script} exists already; name another file with --out, or remove it")
     text = predict_script(path.stem)
-    return [write_file(path, made.model_proto.SerializeToString()), write_file(script, text.encode())]
+    return [write_file(path, made.model_proto.SerializeToString()), write_file(beside(path), text.encode())]
 
 
 def write_torchscript(model: PersonalModel, description: dict[str, Any], path: Path) -> list[Path]:
@@ -181,7 +179,12 @@ def write_state_dict(model: PersonalModel, description: dict[str, Any], path: Pa
 def write_readme(path: Path, description: dict[str, Any]) -> Path:
     """Write the description next to weights, which cannot carry it."""
     text = json.dumps(description, indent=2, ensure_ascii=False) + "\n"
-    return write_file(path.with_suffix(".README.json"), text.encode("utf-8", ODD))
+    return write_file(beside(path), text.encode("utf-8", ODD))
+
+
+def beside(path: Path) -> Path:
+    """The file next to the exported one: the script of an ONNX model, the description of weights."""
+    return path.with_name(f"{path.stem}{ENDING}" if path.suffix == ".onnx" else f"{path.name}.README.json")
 
 
 def write_safetensors(model: PersonalModel, description: dict[str, Any], path: Path) -> list[Path]:
