@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,16 @@ def test_lora_starts_as_the_network_and_adds_a_product_of_two_matrices() -> None
 def test_settings_of_lora_that_make_no_sense(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(CoterieError, match=said):
         lora(network(), **settings)
+
+
+@pytest.mark.parametrize("target", ["*.out_proj", "layers.0.self_attn"])
+def test_projections_of_torch_attention_cannot_be_adapted(target: str) -> None:
+    """Their weights are read, not called: an adapter would have no effect."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    net = nn.Sequential(OrderedDict(layers=nn.ModuleList([layer]), head=nn.Linear(8, 2)))
+    with pytest.raises(CoterieError, match=r"nn\.MultiheadAttention, 'layers\.0\.self_attn\.(in|out)_proj"):
+        lora(net, f"{target}|*.linear1")
+    assert isinstance(lora(net, "*.linear1|*.linear2")[0][0].linear1, LoRALinear)  # type: ignore[index]
 
 
 def test_merged_is_the_same_function_in_plain_layers() -> None:

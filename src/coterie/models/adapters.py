@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import torch
@@ -62,11 +63,26 @@ def lora(
     for name, parameter in adapted.named_parameters():
         parameter.requires_grad_(name in trained)
     linear = {name: layer for name, layer in adapted.named_modules() if type(layer) is nn.Linear and name}
+    refuse_attention(adapted, targets, list(linear))
     for name in sorted(matching("linear layer", targets, list(linear))):
         if any(p.requires_grad for p in linear[name].parameters()):
             raise CoterieError(f"layer '{name}' is named in targets and in except_; adapt it or train it")
         put(adapted, name, LoRALinear(linear[name], rank, rank if alpha is None else alpha))
     return adapted
+
+
+def refuse_attention(network: nn.Module, targets: str, linear: list[str]) -> None:
+    """Refuse targets that match nothing but projections of nn.MultiheadAttention, which does not call them."""
+    layers = [name for name, layer in network.named_modules() if isinstance(layer, nn.MultiheadAttention)]
+    inside = [f"{name}.{part}" for name in layers for part in ("out_proj", "in_proj_weight")]
+    for target in targets.split("|"):
+        found = {name for name in (*linear, *inside) if fnmatchcase(name, target) or fnmatchcase(name, f"{target}.*")}
+        if found and found <= {*inside}:
+            raise CoterieError(
+                f"target '{target}' names projections of an nn.MultiheadAttention, '{min(found)}', which uses their "
+                "weights without calling a layer, so they cannot be adapted; adapt other linear layers, train these by "
+                "except_, or take a network whose attention has layers of its own, such as those of timm"
+            )
 
 
 class LoRALinear(nn.Module):
