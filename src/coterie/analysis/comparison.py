@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -185,7 +186,9 @@ class Comparison:
 
     def __repr__(self) -> str:
         unit = " %" * self.metric.share
-        methods = "\n".join(f"  {n}: {cell(group, 'mean', self.metric)}{unit}" for n, group in self.groups().items())
+        cells = {name: cell(group, "mean", self.metric) for name, group in self.groups().items()}
+        undefined = f"{self.metric.words} is undefined for all clients"
+        methods = "\n".join(f"  {name}: {undefined if text == '-' else text + unit}" for name, text in cells.items())
         seeds = f"{self.seeds} seed{'' if self.seeds == 1 else 's'}"
         interval = " (±: half of the 95 % interval)" if self.seeds > 1 else ""
         return f"Comparison on {self.data}, {clients_text(self.num_clients)}, {seeds}{interval}\n{methods}"
@@ -208,7 +211,7 @@ def over_seeds(outcomes: Sequence[Row], seeds: int) -> str:
 def cell(group: Sequence[Row], key: str, metric: MetricScale | None = None) -> str:
     """Mean ± half of the 95 % interval of a score, or of another number if there is no metric."""
     values = [o[key] for o in group if o.get(key) is not None]
-    return spread_text(values, metric) if values else "-"
+    return "-" if all(map(math.isnan, values)) else spread_text(values, metric)
 
 
 def privacy(group: Sequence[Row]) -> str:
@@ -220,7 +223,7 @@ def privacy(group: Sequence[Row]) -> str:
 def deviation(group: Sequence[Row], metric: MetricScale) -> str:
     """The standard deviation over seeds."""
     std = Spread.of([metric.factor * o["mean"] for o in group]).std
-    return "-" if std is None else metric.written(std)
+    return "-" if std is None or math.isnan(std) else metric.written(std)
 
 
 def spread_text(values: Sequence[float], metric: MetricScale | None) -> str:

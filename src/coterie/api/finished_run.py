@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -72,7 +73,7 @@ class FinishedRun(ABC):
         """Number, name, samples and classes of each client."""
 
     @abstractmethod
-    def _finals(self) -> Mapping[str, Mapping[int, float | None]]:
+    def _finals(self) -> Mapping[str, Mapping[int, float]]:
         """Every metric of the personal models after the last round: name -> client -> value."""
 
     @abstractmethod
@@ -112,10 +113,10 @@ class FinishedRun(ABC):
             scores = list(self.history.with_point(outcome.point))[-1].scores[outcome.point, "test"]
             known = {int(c): float(a) for c, a, n in zip(scores.clients, scores.value, scores.total, strict=True) if n}
             for row in rows:
-                row[outcome.name] = known.get(row["client"])
+                row[outcome.name] = known.get(row["client"], math.nan)
         for name, values in self._finals().items():
             for row in rows:
-                row[name] = values.get(row["client"])
+                row[name] = values.get(row["client"], math.nan)
         return frame(rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:
@@ -156,20 +157,25 @@ class FinishedRun(ABC):
         )
 
     def _lines(self) -> list[tuple[str, str]]:
-        lines = [
-            (
-                o.name,
-                f"{self.metric.text(o.last.mean)} mean {self.metric.words}, {self.metric.text(o.last.worst10)} worst "
-                f"tenth of clients ({POINTS[o.point]})",
-            )
-            for o in self.outcomes()
-        ]
+        lines = [(o.name, self._score(o)) for o in self.outcomes()]
         if self.privacy:
             lines.append(("privacy", f"ε = {self.privacy['epsilon']:.4g} at δ = {self.privacy['delta']:g}"))
         megabytes = sum(record.bytes_up + record.bytes_down for record in self.history) / 1e6
         seconds = sum(sum(record.seconds.values()) for record in self.history)
         lines.append(("cost", f"{megabytes:.1f} MB sent, {seconds:.1f} s of computing"))
         return [*lines, ("folder", str(self.folder))] if self.folder is not None else lines
+
+    def _score(self, outcome: Outcome) -> str:
+        """The mean over clients and the worst tenth, or why there is none."""
+        metric, last = self.metric, outcome.last
+        if math.isnan(last.mean):
+            return f"{metric.words} is undefined for all clients{self._why_undefined()}"
+        worst = f"{metric.text(last.worst10)} worst tenth of clients"
+        return f"{metric.text(last.mean)} mean {metric.words}, {worst} ({POINTS[outcome.point]})"
+
+    def _why_undefined(self) -> str:
+        """The reason why the metric is undefined for all clients, as far as it is known."""
+        return ""
 
     def _on(self) -> str:
         name = self._data_name()

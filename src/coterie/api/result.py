@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -111,14 +110,18 @@ class Result(TrainedFederation, FinishedRun):
             for number in self.client_ids
         ]
 
-    def _finals(self) -> dict[str, dict[int, float | None]]:
+    def _finals(self) -> dict[str, dict[int, float]]:
         if self.finals is None:
             return {}
         columns = self.finals.values[PERSONAL].T.tolist()
         return {
-            metric.name: {client: None if math.isnan(value) else value for client, value in enumerate(values)}
-            for metric, values in zip(self.finals.metrics, columns, strict=True)
+            metric.name: dict(enumerate(values)) for metric, values in zip(self.finals.metrics, columns, strict=True)
         }
+
+    def _why_undefined(self) -> str:
+        counts = None if self.data is None else self.data.test.class_counts(self.data.classes)
+        one = counts is not None and counts.shape[1] > 0 and bool(((counts > 0).sum(1) <= 1).all())
+        return ": each has test samples of one class" if one else ""
 
     def _measures(self) -> list[Row]:
         return [measures(record) for record in self.history]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +53,10 @@ class Run(StoredRun, FinishedRun):
             for client, tested in zip(members, sizes, strict=True)
         ]
 
-    def _finals(self) -> dict[str, dict[int, float | None]]:
+    def _finals(self) -> dict[str, dict[int, float]]:
         measured = ((self.result or {}).get("metrics") or {}).get(PERSONAL, ())
         values = self.client_metrics.get(PERSONAL, {})
-        return {name: {client: own.get(name) for client, own in values.items()} for name in measured}
+        return {name: {client: own.get(name, math.nan) for client, own in values.items()} for name in measured}
 
     def _measures(self) -> list[Row]:
         def value(column: str, text: str) -> Any:

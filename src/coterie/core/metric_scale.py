@@ -54,7 +54,9 @@ class MetricScale(NamedTuple):
         return f"{shown:.{digits}f}" if self.share else f"{shown:.4g}"
 
     def text(self, value: float, digits: int = 2) -> str:
-        """A value with its unit."""
+        """A value with its unit; or that it is undefined."""
+        if math.isnan(value):
+            return "undefined"
         return f"{self.number(value, digits)}{' %' * self.share}"
 
     def best(self, values: Iterable[T], key: Callable[[T], float]) -> T:

@@ -187,6 +187,12 @@ def train(
 def last(history: History, point: str) -> float:
     """The score after the last round."""
     score = history.curve(point)[-1][1]
+    record = list(history.with_point(point))[-1]
+    if math.isnan(score) and (record.scores[point, "test"].total > 0).any():
+        raise CoterieError(
+            f"{record.metric.words} is undefined for the validation samples of all clients, as AUROC is where a "
+            "client has one class; choose another metric, such as accuracy, or a larger --validation share"
+        )
     if math.isnan(score):
         raise CoterieError(
             "no client that was measured after the last round has validation samples; use a larger --validation share, "
