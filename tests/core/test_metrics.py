@@ -136,7 +136,10 @@ def test_numbers_in_their_units(seed: int) -> None:
         "mae": sk.mean_absolute_error(y, output),
         "r2": sk.r2_score(y, output),
     }
+    each = sk.mean_squared_error(y, output, multioutput="raw_values") ** 0.5
+    expected |= {f"rmse_target_{k}": value for k, value in enumerate(each)}
     assert got == pytest.approx(expected, rel=1e-12)
+    assert list(named(Regression(1))) == ["rmse", "mae", "r2"]
     assert torch.allclose(task.loss(output, y), (network - (y - task.mean) / task.std).square().mean(1))
 
 

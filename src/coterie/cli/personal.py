@@ -183,6 +183,7 @@ def spoken(prediction: Mapping[str, Any]) -> dict[str, str]:
 
 def do_evaluate(chosen: argparse.Namespace) -> None:
     from coterie.core.task import Classification
+    from coterie.core.tasks import Regression
     from coterie.federation.history import worst_tenth
     from coterie.personal.use import evaluate, merged_confusion
 
@@ -215,6 +216,8 @@ def do_evaluate(chosen: argparse.Namespace) -> None:
     ]
     positive = run.task.positive if len(run.class_names) == 2 and isinstance(run.task, Classification) else None
     note = "" if positive is None else f"sensitivity, average precision: of class '{run.class_names[positive]}'"
+    if isinstance(run.task, Regression) and len(run.class_names) > 1:
+        note = ", ".join(f"target {k}: {name}" for k, name in enumerate(run.class_names))
     show("All metrics", ("metric", "mean over clients", "worst 10 %", "clients"), means, note)
     if classes:
         show_classes(run, merged_confusion(found))

@@ -18,6 +18,7 @@ from coterie.core.errors import CoterieError
 from coterie.core.metric_scale import MetricScale
 from coterie.core.user_code import failure, users_lines
 
+MOST_TARGETS = 50  # with an RMSE of their own
 BINS = 15  # of the expected calibration error
 
 
@@ -270,6 +271,18 @@ def of_classes(classes: int, positive: int = 1) -> tuple[Metric, ...]:
     if classes != 2:
         return found
     return *found, OutputMetric("sensitivity", recall(positive)), OutputMetric("specificity", recall(1 - positive))
+
+
+def of_numbers(targets: int) -> tuple[Metric, ...]:
+    """Several targets, unless they are very many, also have an RMSE each, in the units of the target."""
+
+    def rmse(k: int) -> Metric:
+        def parts(output: Tensor, y: Tensor) -> Tensor:
+            return squared_errors(output[:, k : k + 1], y[:, k : k + 1])
+
+        return SummedMetric(f"rmse_target_{k}", parts, lambda sums: ratio(sums).sqrt(), higher=False, share=False)
+
+    return (*NUMBERS, *map(rmse, range(targets if 1 < targets <= MOST_TARGETS else 0)))
 
 
 def of_pixels(classes: int) -> tuple[Metric, ...]:

@@ -102,7 +102,7 @@ class Regression(Task):
         if not all(math.isfinite(value) for value in (*mean, *std)) or min(std, default=0) < 0:
             raise CoterieError(f"mean and std of regression are finite, and std at least 0, got mean={mean}, std={std}")
         std = [s if s > 1e-8 * abs(m) else 1.0 for m, s in zip(mean, std, strict=False)]
-        super().__init__(metrics.NUMBERS, metric, targets=targets, mean=mean, std=std, loss=loss)
+        super().__init__(metrics.of_numbers(targets), metric, targets=targets, mean=mean, std=std, loss=loss)
         if loss not in LOSSES:
             raise unknown("loss", loss, LOSSES)
         if not len(mean) == len(std) == targets:
