@@ -14,6 +14,8 @@ import yaml
 
 from coterie.analysis.catalogue import RECORDS
 from coterie.analysis.methods_page import markdown
+from coterie.core.optimizers import OPTIMIZERS
+from coterie.methods import METHODS
 from tests import toy
 from tests.browser import PROGRAM, Browser
 
@@ -69,6 +71,16 @@ def table_rows(page: str) -> list[str]:
     """Of all tables, without their headers."""
     bodies = re.findall(r"^\|[-:|]+\|\n((?:\|.*\n)+)", page, re.M)
     return [row for body in bodies for row in body.splitlines()]
+
+
+def test_optimizers_on_their_page_are_the_codes() -> None:
+    """Default rates, and the methods that refuse optimizers or schedules."""
+    page = (DOCS / "optimizers.md").read_text(encoding="utf-8")
+    for name, kind in OPTIMIZERS.items():
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
+        assert f"| `{name}` | {kind.lr:g} | {kind.weight_decay:g}" in row
+    for method in METHODS.values():
+        assert (f"\n| {method.title} | other optimizers" in page) == bool(method.needs_sgd)
 
 
 def test_both_readmes_say_the_same() -> None:
