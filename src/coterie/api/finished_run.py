@@ -169,13 +169,13 @@ class FinishedRun(ABC):
         """The mean over clients and the worst tenth, or why there is none."""
         metric, last = self.metric, outcome.last
         if math.isnan(last.mean):
-            return f"{metric.words} is undefined for all clients{self._why_undefined()}"
+            return self._undefined()
         worst = f"{metric.text(last.worst10)} worst tenth of clients"
         return f"{metric.text(last.mean)} mean {metric.words}, {worst} ({POINTS[outcome.point]})"
 
-    def _why_undefined(self) -> str:
-        """The reason why the metric is undefined for all clients, as far as it is known."""
-        return ""
+    def _undefined(self) -> str:
+        """What to say of a metric that no client defines."""
+        return f"{self.metric.words} is undefined for all clients"
 
     def _on(self) -> str:
         name = self._data_name()

@@ -118,10 +118,13 @@ class Result(TrainedFederation, FinishedRun):
             metric.name: dict(enumerate(values)) for metric, values in zip(self.finals.metrics, columns, strict=True)
         }
 
-    def _why_undefined(self) -> str:
-        counts = None if self.data is None else self.data.test.class_counts(self.data.classes)
-        one = counts is not None and counts.shape[1] > 0 and bool(((counts > 0).sum(1) <= 1).all())
-        return ": each has test samples of one class" if one else ""
+    def _undefined(self) -> str:
+        if self.data is None or not self.data.classes:
+            return super()._undefined()
+        classes = (self.data.test.class_counts(self.data.classes) > 0).sum(1)
+        if not classes.any():
+            return "no client has test samples"
+        return f"{super()._undefined()}{': each has test samples of one class' * bool((classes == 1).all())}"
 
     def _measures(self) -> list[Row]:
         return [measures(record) for record in self.history]

@@ -49,12 +49,10 @@ def extremes(network: nn.Module, x: Inputs) -> Tensor:
     trial, name = copy.deepcopy(network).eval(), last_to_run(network, x)
     own = dict((trial.get_submodule(name) if name else trial).named_parameters(recurse=False))
     prefix = f"{name}." if name else ""
-    moved = {n: p + 0.05 * torch.arange(p.numel()).cos().view(p.shape).to(p) for n, p in own.items() if is_number(p)}
     with torch.no_grad():
-        return torch.stack([
-            forward(trial, x, {prefix + n: sign * FAR * p for n, p in moved.items()}) for sign in (1, -1)
-        ])  # fmt: skip
-
-
-def is_number(p: Tensor) -> bool:
-    return p.is_floating_point()
+        moved = {
+            prefix + n: FAR * (p + 0.05 * torch.arange(p.numel()).cos().view(p.shape).to(p))
+            for n, p in own.items()
+            if p.is_floating_point()
+        }
+        return torch.stack([forward(trial, x, {n: sign * p for n, p in moved.items()}) for sign in (1, -1)])

@@ -108,9 +108,7 @@ class Task(nn.Module, ABC):
 
 
 def check_loss(task: Task, output: Tensor, label: tuple[int, ...]) -> None:
-    """Refuse losses without a gradient, and losses in which samples influence each other, by a mean or by an axis too
-    many. output: of the network for two samples.
-    """
+    """Refuse losses without a gradient, or in which samples influence each other. output: of the network for two."""
     output, y = output.detach().requires_grad_(), task.example(label)
     if y.is_floating_point():
         y = y + torch.arange(2.0, dtype=y.dtype).view(2, *[1] * (y.ndim - 1))  # two different ones

@@ -49,7 +49,7 @@ def with_task(
         split = getattr(data, name)
         if split is not None:
             made.check_labels(split.y, f"{data.name}, {name}")
-    if made.class_axis is not None and not (data.train.y >= 0).any():
+    if made.class_axis is not None and data.train.y.numel() and not (data.train.y >= 0).any():
         raise CoterieError(f"{data.name}, train: all labels are ignored (-1), so there is nothing to learn")
     return replace(data, classes=made.classes if made.one_class else 0, task=made)
 
