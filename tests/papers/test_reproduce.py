@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -211,8 +212,12 @@ def test_the_time_limit_leaves_the_rest_for_later(
     assert lines == ["--max-time is over; the same command continues"]
     assert reproduce(selection, shelf, rounds=3, max_seconds=1e-9, watching=watched(seen), **ONE) == []
     assert len(list(shelf.folder.glob("mine/*.json"))) == 1
+    other = Shelf(shelf.folder.with_name("other"))
+    shutil.copytree(shelf.folder, other.folder)
     assert reproduce(selection, shelf, rounds=3, watching=watched(seen), **ONE) == []
     assert len(seen) == 6  # the third round alone
+    assert reproduce(selection, other, rounds=3, watching=watched(seen), **ONE | {"commit": "def"}) == []
+    assert len(seen) == 9  # no result is of two commits
     assert len(list(shelf.folder.glob("mine/*.json"))) == 2
 
 
@@ -221,7 +226,7 @@ def test_a_training_that_was_cut_off_before_it_began_starts_again(recipe: Recipe
     shelf, seen = Shelf(tmp_path / "results"), list[Round]()
     one = replace(recipe, vary={"local_epochs": [1]})
     (cell,) = cells([(one, chosen_rows(one, ["local"]))], 1, 2)
-    folder = shelf.folder / UNFINISHED / f"mine-{stem('local', cell.value, cell.plan, 0)}"
+    folder = shelf.folder / UNFINISHED / f"mine-{stem('local', cell.value, cell.plan, 0)}-abc"
     folder.mkdir(parents=True)
     (folder / "log.txt").write_text("", encoding="utf-8")
     assert reproduce([(one, [cell.row])], shelf, rounds=2, max_seconds=60, watching=watched(seen), **ONE) == []

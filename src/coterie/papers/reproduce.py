@@ -241,7 +241,8 @@ def train(
         raise OutOfTime("not started")
     data = prepared(*cell.data, data_dir)
     federation = asdict(replace(plan.federation, seed=cell.seed))
-    folder = place(shelf.folder, f"{plain(recipe.id)}-{stem(cell.row.training, cell.value, plan, cell.seed)}")
+    name = f"{plain(recipe.id)}-{stem(cell.row.training, cell.value, plan, cell.seed)}"
+    folder = place(shelf.folder, f"{name}-{commit or committed() or 'unknown'}")  # no result is of two commits
     made: list[Round] = []
     with watching(cell.title, plan.federation.rounds) as watch:
 
