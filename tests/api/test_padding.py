@@ -59,17 +59,6 @@ def test_later_padding_is_not_seen_by_tokens_before_it(name: str) -> None:
 
 
 @pytest.mark.long
-def test_stacked_equals_looped() -> None:
-    network = build("transformer", (7,), 2, 0, vocabulary=WORDS, padding=0, depth=1).double()
-    looped, stacked = (
-        coterie.run("fedper", data(), network, rounds=1, progress=False, backend=where).personal_model(0)
-        for where in (coterie.Execution(backend="looped", processes=1), coterie.Execution(backend="stacked"))
-    )
-    for a, b in zip(looped.parameters(), stacked.parameters(), strict=True):
-        assert torch.allclose(a, b, atol=1e-10)
-
-
-@pytest.mark.long
 def test_predictions_and_exports_know_padding(tmp_path: Path) -> None:
     args = {"vocabulary": WORDS, "depth": 1}
     coterie.run("fedper", data(), "transformer", model_args=args, rounds=1, progress=False, out=tmp_path / "run")
