@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tools.leaderboard import kept
+from tools.leaderboard import kept, replaced
 from tools.ledger import leaderboard
 
 from coterie.core.errors import CoterieError
 from coterie.methods import METHODS
+from coterie.papers.results import committed
 
 
 def outcome(method: str, mean: float) -> dict[str, Any]:
@@ -46,6 +47,20 @@ def test_the_best_come_first_with_their_family(tmp_path: Path) -> None:
     assert [line[:10] for line in blocks["smoke-normalized"].splitlines()[4:]] == ["| FedBN | ", "| FedAvg |"]
     assert blocks["smoke-normalized"].startswith("On conv4 with BatchNorm")
     assert blocks["smoke-refused"].endswith("\n\n- **FedReG**: one reason")  # FedBN ran on the other network
+
+
+def test_rows_that_were_made_again_name_their_commit(tmp_path: Path) -> None:
+    made = found([*everyone(), outcome("FedPer", 0.7254)], FedBN="no layers to keep")
+    again = {"outcomes": [outcome("FedPer", 0.9), outcome("SuPerFed", 0.8)]}
+    normalized = {"outcomes": [outcome("FedBN", 0.7)]}
+    blocks = leaderboard.blocks(write(tmp_path, replaced(made, again, normalized)))
+    about, _, _, _, first, second, third, *_ = blocks["smoke"].splitlines()
+    commit = committed(Path("src/coterie"))
+    assert f" (SuPerFed, FedPer: {commit}), " in about
+    assert [row.split(" | ")[2] for row in (first, second, third)] == ["90.00", "80.00", "50.00"]
+    assert blocks["smoke-normalized"].startswith(
+        f"On conv4 with BatchNorm, for methods that need normalization layers (FedBN: {commit}):"
+    )
 
 
 def test_a_method_that_is_missing_is_named(tmp_path: Path) -> None:

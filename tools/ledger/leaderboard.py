@@ -22,7 +22,8 @@ def blocks(folder: Path) -> dict[str, str]:
         rows, normalized = (ordered(found[name]) for name in ("outcomes", "normalized"))
         check_complete({row[0] for row in [*rows, *normalized]} | set(found["refused"]))
         about = circumstances(found, len(rows))
-        network = f"On {found['network']}, for methods that need normalization layers:"
+        again = later(found["normalized"])
+        network = f"On {found['network']}, for methods that need normalization layers{again and f' ({again})'}:"
         reasons = "\n".join(f"- **{method}**: {reason}" for method, reason in found["refused"].items())
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CoterieError(f"{path}: not written by `python -m tools.leaderboard`: {error!r}") from None
@@ -50,11 +51,21 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 def circumstances(found: dict[str, Any], rows: int) -> str:
     machine, seeds = found["hardware"], sorted({row["seed"] for row in found["outcomes"]})
+    again = later(found["outcomes"])
     return (
         f"`{found['command']}`: {rows} results on {found['clients']} clients of `{found['data']}`, "
-        f"seed {', '.join(map(str, seeds))}, commit {found['commit']}, {found['date']}, {machine['cores']} cores of "
+        f"seed {', '.join(map(str, seeds))}, commit {found['commit']}{again and f' ({again})'}, {found['date']}, {machine['cores']} cores of "
         f"{machine['machine']}, torch {found['torch']}, {found['seconds'] / 60:.0f} minutes in all."
     )
+
+
+def later(outcomes: list[dict[str, Any]]) -> str:
+    """Which rows are of another commit, if any."""
+    commits: dict[str, list[str]] = {}
+    for row in outcomes:
+        if "commit" in row:
+            commits.setdefault(row["commit"], []).append(row["method"])
+    return "; ".join(f"{', '.join(methods)}: {commit}" for commit, methods in commits.items())
 
 
 def check_complete(shown: set[str]) -> None:
