@@ -54,8 +54,9 @@ def circumstances(found: dict[str, Any], rows: int) -> str:
     again = later(found["outcomes"])
     return (
         f"`{found['command']}`: {rows} results on {found['clients']} clients of `{found['data']}`, "
-        f"seed {', '.join(map(str, seeds))}, commit {found['commit']}{again and f' ({again})'}, {found['date']}, {machine['cores']} cores of "
-        f"{machine['machine']}, torch {found['torch']}, {found['seconds'] / 60:.0f} minutes in all."
+        f"seed {', '.join(map(str, seeds))}, commit {found['commit']}{again and f' ({again})'}, {found['date']}, "
+        f"{machine['cores']} cores of {machine['machine']}, torch {found['torch']}, "
+        f"{found['seconds'] / 60:.0f} minutes in all."
     )
 
 
