@@ -514,6 +514,16 @@ def test_check_finds_test_samples_that_are_trained_on(tmp_path: Path) -> None:
     assert "test sample that equals a training sample" not in problems(tmp_path / "b.npz")
 
 
+def test_a_column_of_identifiers_is_one_problem(tmp_path: Path) -> None:
+    """It does not move all test samples to training, and its codes are no values."""
+    rows = [f"P{i:03},{i % 9},{'a' if i % 2 else 'b'}" for i in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["patient_id,score,label", *rows]) + "\n")
+    found = check(tmp_path / "t.csv", Reading(client_column=""))
+    assert [problem.what.split(",")[0] for problem in found.problems] == ["column with too many different texts"]
+    assert (found.train, found.test) == (45, 15)
+    assert (found.low, found.high) == (0, 8)
+
+
 def test_check_of_images(tmp_path: Path) -> None:
     from PIL import Image
 

@@ -71,7 +71,8 @@ def check(path: str | os.PathLike[str], reading: Reading | None = None) -> Repor
     classes = pooled.classes if pooled.task.one_class else ("samples",)
     counts = np.zeros((len(pooled.clients), len(classes)), np.int64)
     np.add.at(counts, (pooled.owner[known], pooled.strata[known]), 1)
-    low, high = value_range(pooled.x)
+    numbers = [at for at, column in enumerate(pooled.columns) if not column.categories]  # others hold codes
+    low, high = value_range(pooled.x[:, numbers] if pooled.columns else pooled.x)
     if pooled.x.dtype.kind == "f" and max(-low, high) > FAR:
         notes.worth_knowing("values far from 0 are hard to learn from; train with --normalise auto", f"up to {high:g}")
     return Report(

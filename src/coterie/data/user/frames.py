@@ -108,12 +108,17 @@ def check_categories(frames: Sequence[Frame], column: int, name: str, values: tu
         words = [i for i, value in enumerate(values) if number(value) is None] or list(range(len(values)))
         where, value = first_place(frames, column, words)
         notes.wrong(TEXT, f"{where}, column '{name}': {values[value][:30]!r}")
-    elif len(values) > MOST_CATEGORIES or len(values) > max(FEW_CATEGORIES, rows / 2):
+    elif is_free_text(values, rows):
         where, value = first_place(frames, column, list(range(len(values))))
         example = f"such as {values[value][:30]!r} in {where}"
         notes.wrong(FREE_TEXT, f"column '{name}': {len(values):,} different texts in {rows:,} rows, {example}")
     if len({value.lower() for value in values}) < len(values) <= MOST_CATEGORIES:
         notes.worth_knowing("categories that differ only in case", f"column '{name}': {', '.join(values)}")
+
+
+def is_free_text(categories: Sequence[str], rows: int) -> bool:
+    """Whether a column has too many different texts to be categories."""
+    return len(categories) > max(FEW_CATEGORIES, min(MOST_CATEGORIES, rows / 2))
 
 
 def first_place(frames: Sequence[Frame], column: int, codes: Sequence[int]) -> tuple[str, int]:

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 
+from coterie.data.user.frames import is_free_text
 from coterie.data.user.pooled import Pooled
 from coterie.data.user.reading import Array, Notes
 
@@ -47,6 +48,8 @@ def _some(draw: np.random.Generator, rows: Array, most: int) -> Array:
 def identifiers(pooled: Pooled, notes: Notes) -> None:
     """Report columns with the name of an identifier, or with a different integer in every row."""
     for at, column in enumerate(pooled.columns):
+        if is_free_text(column.categories, len(pooled.x)):  # reported as an error
+            continue
         values = pooled.x[:, at]
         known = values[np.isfinite(values)]
         different = len(np.unique(known))

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.core.data import Column
+from coterie.data.user.frames import is_free_text
 from coterie.data.user.reading import Array, Notes, Part, Reading
 
 Mask = NDArray[np.bool_]
@@ -67,7 +68,7 @@ def keep_categories(
     """
     test = test.copy()
     for at, column in enumerate(columns):
-        if not column.categories:
+        if not column.categories or is_free_text(column.categories, len(x)):  # reported as an error
             continue
         codes = x[:, at]
         unseen = test & ~np.isnan(codes) & ~np.isin(codes, np.unique(codes[~test]))
