@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import shutil
+import subprocess
 import sys
 import tarfile
 import threading
@@ -447,6 +448,27 @@ def test_commands(
     with pytest.raises(SystemExit):
         main(["data", "get", "heart", "--data-dir", str(tmp_path)])
     assert "heart-disease is included" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no locks")
+def test_folders_of_killed_downloads_are_removed(tmp_path: Path) -> None:
+    """Also of one that was killed a moment ago, but not of one that another process uses."""
+    code = (
+        "import sys, time; from pathlib import Path; from coterie.data.downloads import working_folder\n"
+        "with working_folder(Path(sys.argv[1])): print('there', flush=True); time.sleep(60)"
+    )
+    words = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "there\n"
+        with downloads.working_folder(tmp_path) as own:
+            assert own in tmp_path.iterdir()
+            assert len(list(tmp_path.iterdir())) == 2
+        other.terminate()
+    assert len(list(tmp_path.iterdir())) == 1
+    with downloads.working_folder(tmp_path) as own:
+        assert [*tmp_path.iterdir()] == [own]
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_a_run_never_downloads(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -17,6 +18,7 @@ from coterie.data.publishers import PUBLICATIONS, RemoteFile
 from coterie.data.schools import PACKAGE, from_package
 from coterie.data.transfer import Show, check_space, digest, download
 
+WORKING = ".getting-"  # folders of downloads that are in progress
 DEPTH = 4  # folders of an archive that are searched
 
 Say = Callable[[str], None]
@@ -77,15 +79,43 @@ def make(folder: Path) -> None:
 
 @contextmanager
 def working_folder(root: Path) -> Iterator[Path]:
-    """A folder on the same disk, removed at the end; what is complete is moved out of it in one step."""
-    try:
-        work = Path(tempfile.mkdtemp(prefix=".getting-", dir=root))
-    except OSError as error:
-        raise CoterieError(f"{root}: cannot be written ({error.strerror})") from None
-    try:
+    """A folder on the same disk, removed at the end; what is complete is moved out of it in one step.
+
+    Those of processes that were killed are removed first: their locks are free.
+    """
+    with ExitStack() as held:
+        try:
+            with locked(root, wait=True):
+                for left in root.glob(f"{WORKING}*"):
+                    with locked(left) as free:
+                        if free:
+                            shutil.rmtree(left, ignore_errors=True)
+                work = Path(tempfile.mkdtemp(prefix=WORKING, dir=root))
+                held.callback(shutil.rmtree, work, ignore_errors=True)
+                held.enter_context(locked(work))
+        except OSError as error:
+            raise CoterieError(f"{root}: cannot be written ({error.strerror})") from None
         yield work
+
+
+@contextmanager
+def locked(folder: Path, wait: bool = False) -> Iterator[bool]:
+    """Lock a folder for other processes. Whether it was free; False where there are no locks."""
+    if sys.platform == "win32":
+        yield False
+        return
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except OSError:  # it is in use, or a file system without locks
+            yield False
+        else:
+            yield True
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        os.close(handle)
 
 
 def is_url(source: str) -> bool:
