@@ -66,6 +66,19 @@ def test_heads_are_named_after_clients_and_nothing_is_cut(tmp_path: Path) -> Non
     assert all(ax.get_tightbbox().x0 >= 0 and ax.get_tightbbox().x1 <= width for ax in figure.axes)
 
 
+@pytest.mark.parametrize("format", ["pdf", "svg", "png"])
+def test_only_figures_are_overwritten(format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coterie.report.figures.open_runs", lambda paths: two_seeds())
+    path = tmp_path / f"a.{format}"
+    path.write_text("mine")
+    with pytest.raises(CoterieError, match=r"a\.... exists already and was not written by Coterie"):
+        write_figure(["run"], "curves", "acm", path, format)
+    assert path.read_text() == "mine"
+    path.write_text("")  # nothing is lost
+    for _ in range(2):
+        write_figure(["run"], "curves", "acm", path, format)
+
+
 def test_fairness_ranks_clients_in_every_seed_and_clients_averages_each_client() -> None:
     assert np.allclose(draw(two_seeds(), "fairness").axes[0].lines[0].get_xydata(), [[50, 20], [100, 70]])
     strokes, mean = draw(two_seeds(), "clients").axes[0].lines

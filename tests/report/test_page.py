@@ -282,6 +282,17 @@ def test_seeds_are_one_method_and_settings_are_not(tmp_path: Path) -> None:
     assert [r["method"] for r in rounds] == ["FedPAC, rounds 1", "FedPAC, rounds 2"]
 
 
+def test_only_reports_are_overwritten(folders: Path, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    path.write_text("<html>mine</html>")
+    with pytest.raises(CoterieError, match=r"page\.html exists already and was not written by Coterie"):
+        write_report([folders / "ditto"], path)
+    assert path.read_text() == "<html>mine</html>"
+    path.unlink()
+    for _ in range(2):
+        write_report([folders / "ditto"], path)
+
+
 def test_metrics_of_seeds_are_a_mean_with_an_interval(tmp_path: Path) -> None:
     """Against evaluation.csv of both runs and Student's t of another library."""
     for seed in (0, 1):

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
 DASHES = ("-", "--", ":", "-.", (0, (6, 2, 1, 2, 1, 2)), (0, (1, 3)), (0, (8, 2)))
 MARKERS = "osD^vP*X"
+MARKS = {  # in the files that `save` writes
+    "pdf": b"/Creator (Coterie)",
+    "svg": b"<dc:title>Coterie</dc:title>",
+    "png": b"Software\x00Coterie",
+}
 SHORT = 3  # characters of labels that need not be turned
 STYLE: dict[Any, Any] = {
     "axes.grid": True,

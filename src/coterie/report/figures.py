@@ -20,7 +20,7 @@ from coterie.federation.history import clients_text
 from coterie.report.naming import client_label, comparable, dataset
 from coterie.report.sections.costs import summed
 from coterie.report.seeds import OverSeeds, SeedGroup, grouped
-from coterie.runs.disk import whole
+from coterie.runs.disk import check_ours, whole
 from coterie.runs.finding import open_runs
 from coterie.runs.stored_run import StoredRun
 
@@ -54,6 +54,8 @@ def write_figure(paths: Sequence[str | Path], kind: str, size: str, out: str | P
             log.warning("%s is not finished; the figure shows the rounds that it has", run.folder)
     figure = draw(runs, kind, size)
     try:
+        if format in plots.MARKS:
+            check_ours(path, plots.MARKS[format])
         with whole(path, shared=True) as part:
             origin = f"coterie {VERSION}, runs: {', '.join(map(str, paths))}"
             plots.save(figure, part, f"{kind} of {', '.join(Path(p).name for p in paths)}", origin, format)

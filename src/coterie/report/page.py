@@ -23,10 +23,11 @@ from coterie.report.sections.metrics import metrics
 from coterie.report.sections.rounds import over_rounds
 from coterie.report.sections.settings import configuration
 from coterie.report.sections.summary import summary
-from coterie.runs.disk import whole
+from coterie.runs.disk import check_ours, whole
 from coterie.runs.finding import open_runs
 from coterie.runs.stored_run import StoredRun
 
+MARK = '<meta name="generator" content="Coterie">'
 PARTS = {
     "summary": (summary, "Summary"),
     "rounds": (over_rounds, "Rounds"),
@@ -53,6 +54,7 @@ def write_page(content: str, path: Path) -> Path:
         if path.exists() and not path.is_file():  # a device or a pipe: write to it, do not replace it
             path.write_bytes(page)
             return path
+        check_ours(path, MARK.encode())
         with whole(path, shared=True) as part:
             part.write_bytes(page)
     except OSError as error:
@@ -110,6 +112,7 @@ def document(title: str, body: Markup, live: bool = False, more: str | None = No
     head = (
         tag("meta", charset="utf-8"),
         tag("meta", http_equiv="Content-Security-Policy", content=policy),
+        Markup(MARK),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("title", title),

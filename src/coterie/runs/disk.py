@@ -158,6 +158,12 @@ def sync_all(paths: Sequence[Path]) -> None:
         sync(path)
 
 
+def check_ours(path: Path, mark: bytes) -> None:
+    """Raise an error for a file that is not empty and lacks the mark of those that Coterie writes under this name."""
+    if path.is_file() and path.stat().st_size and mark not in path.read_bytes():
+        raise CoterieError(f"{path} exists already and was not written by Coterie; name another file, or remove it")
+
+
 def lock(path: Path) -> IO[Any]:
     """Lock out other processes until the returned file is closed or this process ends."""
     with writing(path.parent):
