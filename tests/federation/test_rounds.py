@@ -27,6 +27,13 @@ def test_summary_by_hand() -> None:
     assert found.worst10 == pytest.approx(1 / 4)
 
 
+def test_a_final_step_is_not_a_round() -> None:
+    result = coterie.run(toy.method("fedavg"), toy.toy(), toy.network(), rounds=2, backend=toy.IN_TURN, progress=False)
+    first, *lines = repr(result.history).splitlines()
+    assert first == "History of 2 rounds"
+    assert [line.split(":")[0].strip() for line in lines] == ["Round 1", "Round 2", "After round 2"]
+
+
 def test_worst_tenth_of_thirty_clients_is_three() -> None:
     found = Summary.of(scores(list(range(30)), [100] * 30))
     assert found.worst10 == pytest.approx((0 + 1 + 2) / 300)

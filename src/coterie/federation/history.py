@@ -121,8 +121,12 @@ class History(list[Round]):
 
     def __repr__(self) -> str:
         shown = [repr(record) for record in self]
+        for at in range(1, len(self)):
+            if self[at].number <= self[at - 1].number:
+                shown[at] = shown[at].replace("Round", "After round", 1)  # the method's final step, or new clients
         shown[3:-3] = ["..."] if len(shown) > 7 else shown[3:-3]
-        return "\n".join([f"History of {len(self)} round{'' if len(self) == 1 else 's'}", *(f"  {s}" for s in shown)])
+        count = len({record.number for record in self})
+        return "\n".join([f"History of {count} round{'' if count == 1 else 's'}", *(f"  {s}" for s in shown)])
 
     def with_point(self, point: str, split: str = "test") -> Iterator[Round]:
         return (record for record in self if (point, split) in record.scores)
