@@ -63,6 +63,10 @@ WRONG: list[tuple[list[str], str]] = [
     ),
     (["tune", "fedavg", "--over", "lr=0.1,1", "--robust", "clip"], "unrecognized arguments: --robust clip"),
     (["tune", "fedavg", "--over", "lr=0.1,1", "--encrypt", "ckks"], "unrecognized arguments: --encrypt ckks"),
+    (
+        ["predict", "run", "--client", "0", "a.png", "--resize", "24"],
+        "unrecognized arguments: 24: --resize takes no value",
+    ),
     (["run", "fedpac", "--dataset", "heart-disease", "--num-clients", "3"], "--partition RULE divides it again"),
     ([*RUN, "--rounds", "-1"], "rounds must be at least 1"),
     ([*RUN, "--rounds", "1e3"], "invalid int value"),

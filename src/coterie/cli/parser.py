@@ -40,9 +40,16 @@ class Parser(argparse.ArgumentParser):
         if rest:
             unknown = next((word for word in rest if word.startswith("-")), "")
             near = self.flags_near(unknown.partition("=")[0])
-            hint = f": did you mean {' or '.join(near)}?" if near else ""
+            hint = f": did you mean {' or '.join(near)}?" if near else self.switch_before(rest[0], args)
             self.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
         return chosen, rest
+
+    def switch_before(self, word: str, args: Sequence[str] | None) -> str:
+        """Say that the flag before a word takes no value, if that is so."""
+        words = list(args or ())
+        before = words[words.index(word) - 1] if word in words[1:] else ""
+        switches = [name for a in self._actions if a.nargs == 0 for name in a.option_strings]
+        return f": {before} takes no value" if before in switches else ""
 
     def flags_near(self, unknown: str) -> list[str]:
         """What other libraries call so; else flags with these words in their name; else the one with a similar name;
