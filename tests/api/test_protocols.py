@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
+import torch
 
 import coterie
 from coterie.api import RULE_SETTINGS, make_method
@@ -40,6 +41,19 @@ def test_methods_take_their_presets(protocol: str) -> None:
     assert set(PROTOCOLS[protocol].methods) <= set(METHODS)
     for name in METHODS:
         make_method(name, **method_preset(protocol, name))
+
+
+@pytest.mark.parametrize("shape", [(3, 50), (50, 3)])
+def test_a_series_has_a_network_for_series(shape: tuple[int, int]) -> None:
+    """Its longer axis is time, and the first lines say so."""
+    draw, told = torch.Generator().manual_seed(0), list[str]()
+    data = coterie.clients_from([(torch.randn(12, *shape, generator=draw), torch.arange(12) % 2) for _ in range(2)])
+    how = {"rounds": 1, "local_epochs": 1, "backend": toy.IN_TURN, "progress": False}
+    for protocol in PROTOCOLS:
+        assert preset(protocol, data.name, shape)["model"] == ("cnn1d" if shape == (3, 50) else "lstm")
+    coterie.run("fedavg", data, show=told.append, **how)
+    words = {(3, 50): "cnn1d (samples as 3 channels x 50 steps)", (50, 3): "lstm (samples as 50 steps x 3 features)"}
+    assert any(line.startswith(f"network: {words[shape]}, ") for line in told)
 
 
 def test_values_of_the_papers() -> None:

@@ -36,7 +36,7 @@ def test_the_first_lines_tell_what_was_understood(
         "samples: 2 columns (float32): age, sex",
         "one input per category: sex (f, m)",
         "standardized: 3 inputs",
-        "network: 0 numbers in the encoder, 8 in the head 'head', nothing frozen",
+        "network: linear, 0 numbers in the encoder, 8 in the head 'head', nothing frozen",
         "federation: 2 rounds, all clients in each, seed 0; clients run looped",
         "lr 0.25, weight decay 0.0005, momentum 0.75",
         "messages: down shared; up shared, personal, samples",

@@ -325,7 +325,7 @@ def test_the_first_lines_say_what_was_understood(tmp_path: Path, capsys: pytest.
     for line in (
         "data: fashion-mnist-small, 4 clients, 80 training samples, 40 test samples",
         "samples: images of 1 x 28 x 28 bytes, scaled from 0..255 to 0..1",
-        "network: 0 numbers in the encoder, 7,850 in the head 'head', nothing frozen",
+        "network: linear, 0 numbers in the encoder, 7,850 in the head 'head', nothing frozen",
         "method: FedRep with personal head, head_epochs 10, encoder_epochs 1, average_heads False",
         "local training: sgd, 1 epochs, batch size 50, lr 0.01, weight decay 0.0005, momentum 0.25",
         "federation: 1 rounds, all clients in each, seed 0; clients run looped",

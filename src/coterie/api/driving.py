@@ -48,7 +48,7 @@ def drive(
     backend.largest = safety.max_magnitude
     ending.check(backend.splits, backend.metric)
     about = describe(backend, newcomers, settings, {**config, "ending": asdict(ending)})
-    lines = opening(backend, settings)
+    lines = opening(backend, settings, config.get("network", {}).get("name"))
     if out is None:
         for line in lines:
             show(line)

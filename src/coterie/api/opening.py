@@ -25,10 +25,14 @@ from coterie.federation import Settings
 from coterie.runs.describe import numbers
 
 
-def opening(backend: Backend, settings: Settings) -> list[str]:
+def opening(backend: Backend, settings: Settings, name: str | None = None) -> list[str]:
+    """name: of the network, if it has one."""
     method = innermost(backend.method)
     data = data_lines(backend) if isinstance(backend, LocalBackend) else []
-    network = [*model_lines(backend.model), *norm_lines(backend.method, backend.model, settings.batchnorm)]
+    network = [
+        *model_lines(backend.model, name_words(backend, name)),
+        *norm_lines(backend.method, backend.model, settings.batchnorm),
+    ]
     lines = [*data, *network, *method_lines(method), federation_line(settings, backend)]
     return list(map(printable, lines))
 
@@ -64,12 +68,22 @@ def positive_words(task: Task, names: Sequence[str]) -> str:
     return f"; positive: {names[task.positive]} (--task-args positive=NAME names another)"
 
 
-def model_lines(model: Model) -> list[str]:
+def name_words(backend: Backend, name: str | None) -> str:
+    """The name of a network, and which axis of a series it takes for time."""
+    shape = backend.data.shape if isinstance(backend, LocalBackend) else ()
+    if len(shape) == 2 and name in ("cnn1d", "lstm", "transformer"):
+        axes = ("channels", "steps") if name == "cnn1d" else ("steps", "features")
+        return f"{name} (samples as {shape[0]} {axes[0]} x {shape[1]} {axes[1]}), "
+    return f"{name}, " if name else ""
+
+
+def model_lines(model: Model, name: str = "") -> list[str]:
     encoder, head, frozen = map(numbers, (model.start.encoder, model.start.head, model.frozen))
     fixed = f"; {frozen:,} frozen numbers, which are not trained and do not travel" if frozen else ", nothing frozen"
     random = f"; random in training: {model.draws}" if model.draws else ""
     parts = f"{encoder:,} numbers in the encoder, {head:,} in the head '{model.head_name}'"
-    return [f"network: {f'{encoder:,} numbers, no head was found' if model.headless else parts}{fixed}{random}"]
+    whole = f"{encoder:,} numbers, no head was found"
+    return [f"network: {name}{whole if model.headless else parts}{fixed}{random}"]
 
 
 def norm_lines(method: AnyMethod, model: Model, policy: str) -> list[str]:

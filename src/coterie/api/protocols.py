@@ -153,9 +153,16 @@ def preset(protocol: str, dataset: str, shape: tuple[int, ...] = (), num_clients
     shape: of a sample, which decides for datasets that the paper does not use.
     """
     chosen = find(protocol)
-    found = {**chosen.settings, **chosen.datasets.get(dataset, TABLE if len(shape) == 1 else {})}
+    found = {**chosen.settings, **chosen.datasets.get(dataset, by_shape(shape))}
     reached = [n for n in chosen.by_clients if num_clients is not None and num_clients >= n]
     return found | (chosen.by_clients[max(reached)] if reached else {})
+
+
+def by_shape(shape: tuple[int, ...]) -> Settings:
+    """What samples of this shape need where the paper does not say. The longer axis of a series is time."""
+    if len(shape) == 2:
+        return {"model": "cnn1d" if shape[0] <= shape[1] else "lstm"}
+    return TABLE if len(shape) == 1 else {}
 
 
 def method_preset(protocol: str, method: str, dataset: str = "") -> Settings:

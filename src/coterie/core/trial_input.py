@@ -42,8 +42,9 @@ def trial_input(
     integers = (
         ""
         if raw.is_floating_point() or is_pixels(shape, raw.dtype)
-        else "; integers reach the network as they are, for an nn.Embedding; if they are features, read them with "
-        "--input values, if they are gray images, with --input image"
+        else "; integers reach the network as they are, for an nn.Embedding, as in --model lstm --model-args "
+        "vocabulary=SIZE; if they are features, read them with --input values, if they are gray images, with --input "
+        "image"
     )
     sides = " x ".join(map(str, shape))
     coded = f", which are {ready.shape[1]} inputs of the network" if ready.shape[1:] != raw.shape[1:] else ""
