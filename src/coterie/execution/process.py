@@ -31,21 +31,24 @@ class Setting(NamedTuple):
     read: Callable[[], Any]
     write: Callable[[Any], None]
 
+    def now(self) -> Any:
+        """None: torch does not say, because the newer of its two interfaces to precision was used."""
+        try:
+            return self.read()
+        except RuntimeError:
+            return None
+
 
 @contextmanager
 def restored() -> Iterator[None]:
     """After this block, torch's settings are what they were before it."""
-    before = []
-    for setting in SETTINGS:
-        try:
-            before.append((setting, setting.read()))
-        except RuntimeError:  # of torch's two interfaces to precision, the newer one was used: it is restored
-            continue
+    before = [(setting, setting.now()) for setting in SETTINGS]
     try:
         yield
     finally:
         for setting, value in before:
-            setting.write(value)
+            if value is not None and setting.now() != value:  # setting determinism imports torch's compiler: a second
+                setting.write(value)
 
 
 def attribute(owner: Any, name: str) -> Setting:
