@@ -1,10 +1,9 @@
 """Accuracies of methods and of PFLlib's implementations: one partition of Fashion-MNIST, its network and settings.
 
 PFLlib's accuracies by round are in tests/reference/pfllib.json. Its code is not a truth: where it departs from a paper,
-the row says how, and what we compare with. Rows with few rounds are those whose curves agree by then. Three methods
-cannot be compared: its FedPHP trains nothing (the cross entropy has weight 0 by default), its APPLE sends the mixture
-in place of the core model and multiplies the learning rate by the number of clients, and its FedProto predicts by the
-nearest prototype, where ours has the head.
+the row says how, and what we compare with. Three methods cannot be compared: its FedPHP trains nothing (the cross
+entropy has weight 0 by default), its APPLE sends the mixture in place of the core model and multiplies the learning
+rate by the number of clients, and its FedProto predicts by the nearest prototype, where ours has the head.
 
 python -m benchmarks.pfllib            runs the rows that benchmarks/results/pfllib.json lacks
 python -m benchmarks.pfllib FedAvg     runs these rows again
@@ -43,7 +42,6 @@ REFERENCE = ROOT / "tests" / "reference"  # their accuracies, and the partition
 RESULTS = Path(__file__).parent / "results" / "pfllib.json"
 PAGE = ROOT / "docs" / "coming-from.md"
 ROUNDS = 10
-FEW = 4  # for rows whose curves agree by then
 TOLERANCE = 1.5  # percentage points
 
 
@@ -53,7 +51,6 @@ class Row(NamedTuple):
     point: str  # where we measure
     key: str  # in pfllib.json
     why: str = ""  # how their code departs from the paper, or ours from the paper to follow it
-    rounds: int = ROUNDS
 
 
 class WithHead(NamedTuple):
@@ -92,7 +89,7 @@ class FedALALearned(FedALA):
 
 ROWS = [
     Row("fedavg", {}, "pre", "FedAvg"),
-    Row("moon", {"contrast": 1.0, "temperature": 0.5}, "pre", "MOON mu=1 tau=0.5", rounds=FEW),
+    Row("moon", {"contrast": 1.0, "temperature": 0.5}, "pre", "MOON mu=1 tau=0.5"),
     Row(FedALALearned, {}, "finished", "FedALA", why="as theirs, tested after learning weights for the next download"),
     Row(
         "local",
@@ -107,34 +104,31 @@ ROWS = [
         "pre",
         "FedDBE kl_weight=50 momentum=1",
         why="their consensus comes from a training before round 1",
-        rounds=FEW,
     ),
     Row("per-fedavg", {"inner_lr": 0.01}, "finished", "PerAvg"),
-    Row("fedntd", {}, "pre", "FedNTD beta=1", rounds=6),
-    Row("fedcac", {}, "pre", "FedCAC tau=0.5 beta=100", rounds=8),
-    Row("fedas", {}, "post", "FedAS", rounds=8),
+    Row("fedntd", {}, "pre", "FedNTD beta=1"),
+    Row("fedcac", {}, "pre", "FedCAC tau=0.5 beta=100"),
+    Row("fedas", {}, "post", "FedAS"),
     Row(
         FedGHOfClient0,
         {"server_lr": 0.01, "server_batch": 50},
         "pre",
         "FedGH server_learning_rate=0.01",
         why="as theirs, the server's head is the head of client 0",
-        rounds=FEW,
     ),
     Row("fedper", {}, "pre", "FedPer"),
     Row("fedrep", {"head_epochs": 1, "encoder_epochs": 5}, "pre", "FedRep"),
     Row("fedrod", {}, "pre", "FedRoD"),
-    Row("fedprox", {"pull": 0.1}, "pre", "FedProx mu=0.1", rounds=FEW),
-    Row("scaffold", {}, "pre", "SCAFFOLD", rounds=FEW),
-    Row("fedlc", {}, "pre", "FedLC", why="theirs counts classes over all clients together", rounds=FEW),
-    Row("fedcp", {"align": 1.0}, "pre", "FedCP", why="their policy draws Gumbel noise, in testing too", rounds=FEW),
+    Row("fedprox", {"pull": 0.1}, "pre", "FedProx mu=0.1"),
+    Row("scaffold", {}, "pre", "SCAFFOLD"),
+    Row("fedlc", {}, "pre", "FedLC", why="theirs counts classes over all clients together"),
+    Row("fedcp", {"align": 1.0}, "pre", "FedCP", why="their policy draws Gumbel noise, in testing too"),
     Row(
         "gpfl",
         {"pull": 1.0, "table_decay": 0.0},
         "pre",
         "GPFL",
         why="their first conditions come from a random table, ours are zero",
-        rounds=FEW,
     ),
     Row(
         "fedgen",
@@ -163,9 +157,9 @@ def network() -> nn.Module:
 
 
 def theirs(row: Row) -> float:
-    """PFLlib's accuracy in percent after the rounds of the row."""
+    """PFLlib's accuracy in percent after all rounds."""
     content = json.loads((REFERENCE / "pfllib.json").read_text(encoding="utf-8"))
-    return float(content["methods"][row.key]["accuracy_by_round"][row.rounds])
+    return float(content["methods"][row.key]["accuracy_by_round"][ROUNDS])
 
 
 def ours(row: Row) -> float:
@@ -174,7 +168,7 @@ def ours(row: Row) -> float:
     made = (
         coterie.make_method(row.method, **row.settings) if isinstance(row.method, str) else row.method(**row.settings)
     )
-    settings = {"rounds": row.rounds, "evaluate_every": row.rounds, "seed": 0}
+    settings = {"rounds": ROUNDS, "evaluate_every": ROUNDS, "seed": 0}
     result = coterie.run(made.but(train=train), clients(), network(), progress=False, **settings)
     return 100 * result.history.curve(row.point)[-1][1]
 
@@ -199,9 +193,7 @@ def page() -> str:
         if row.key in found:
             accuracy = found[row.key]["accuracy"]
             own, difference = f"{accuracy:.2f}", f"{accuracy - theirs(row):+.2f}"
-        lines.append(
-            f"| {title(row)} | {row.key} | {row.rounds} | {own} | {theirs(row):.2f} | {difference} | {row.why} |"
-        )
+        lines.append(f"| {title(row)} | {row.key} | {ROUNDS} | {own} | {theirs(row):.2f} | {difference} | {row.why} |")
     origins = {(e["machine"], e["torch"]) for e in found.values()}
     commits = ", ".join(sorted({e["commit"] for e in found.values()}))
     hardware = "; ".join(f"{machine}, torch {version}" for machine, version in sorted(origins))
@@ -217,7 +209,7 @@ def main(words: list[str]) -> None:
             sys.exit(f"unknown rows {', '.join(sorted(unknown))}; the rows are {', '.join(row.key for row in ROWS)}")
         for row in ROWS:
             if row.key in words or (not words and row.key not in load()):
-                made = {row.key: {"accuracy": round(ours(row), 2), "round": row.rounds, **provenance("cpu")}}
+                made = {row.key: {"accuracy": round(ours(row), 2), "round": ROUNDS, **provenance("cpu")}}
                 RESULTS.write_text(json.dumps(load() | made, indent=1) + "\n", encoding="utf-8")
                 print(f"{title(row)}: {made[row.key]['accuracy']:.2f}, PFLlib {theirs(row):.2f}", flush=True)
     PAGE.write_text(page(), encoding="utf-8")
