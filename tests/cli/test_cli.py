@@ -274,6 +274,20 @@ def test_help_does_not_wait_for_torch() -> None:
 
 
 @pytest.mark.long
+def test_imported_modules_are_no_garbage() -> None:
+    """Garbage collection begins after the imports, and leaves out what they made."""
+    script = """import contextlib, gc
+from coterie.cli import main
+full = []
+gc.callbacks.append(lambda phase, about: full.append(about["generation"] == 2))
+with contextlib.suppress(SystemExit):
+    main(["run", "--help"])
+print(gc.isenabled(), gc.get_freeze_count() > 100_000, any(full))"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "True True False"
+
+
+@pytest.mark.long
 def test_train_only_is_recorded_and_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A linear probe by name: the encoder is frozen in the run, in its personal models and in its continuation."""
     out, probe = tmp_path / "run", [*TINY[:-1], "mlp", "--train-only", "head", "--keep-state"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import io
 import logging
@@ -10,7 +11,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads would take cores from working ones
@@ -43,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         check_current_folder()
         words = list(sys.argv[1:] if argv is None else argv)
-        parser = make_parser(words)
+        with without_collection():
+            parser = make_parser(words)
         if not words:
             parser.exit(2, parser.format_help())
         chosen = parser.parse_args(words)
@@ -101,6 +104,20 @@ def check_current_folder() -> None:
         os.getcwd()
     except OSError:
         raise CoterieError("the working directory was deleted; change to another one") from None
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Import torch without garbage collection, which would go through its modules again and again, now and later."""
+    if "torch" in sys.modules or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def make_parser(argv: list[str]) -> argparse.ArgumentParser:
