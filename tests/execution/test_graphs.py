@@ -51,3 +51,13 @@ def test_large_ones_are_fewer() -> None:
     for name in ("e", "f", "g"):  # each reads eleven and writes ten
         doubled(graphs, *(0.5,) * 10, name=name)
     assert [signature[0] for signature in graphs.captured] == ["f", "g"]
+
+
+def test_what_never_fits_is_recorded_all_the_same() -> None:
+    """Places that are still in use do not become free with their recording."""
+    graphs = Graphs(FakeGraphs(), room=0, shared=True)
+    assert doubled(graphs, 7, name="a") == [15]
+    used = list(graphs.places.values()) if graphs.places is not None else []
+    assert doubled(graphs, 8, name="b") == [17]
+    assert used
+    assert [signature[0] for signature in graphs.captured] == ["b"]
