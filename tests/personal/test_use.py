@@ -309,7 +309,7 @@ def test_clients_are_found_by_name(tmp_path: Path, capsys: pytest.CaptureFixture
     main(
         ["export", out, "--client", "st. gallen, west", "--to", "safetensors", "--out", str(tmp_path / "a.safetensors")]
     )
-    told = json.loads((tmp_path / "a.README.json").read_text())
+    told = json.loads((tmp_path / "a.safetensors.README.json").read_text())
     assert (told["client"], told["client_name"]) == (3, "st. gallen, west")
 
 
