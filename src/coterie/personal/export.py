@@ -48,7 +48,7 @@ def export(
     path = Path(out) if out is not None else Path(f"client-{file_name(run.client_name(number))}{ending}")
     if ending and path.suffix != ending:
         raise CoterieError(f"{path}: the file name for {form} must end in {ending}")
-    for file in (path, beside(path)):
+    for file in (path, companion(path)):
         if file.exists():
             raise CoterieError(f"{file} exists already; name another file with --out, or remove it")
     model = run.personal_model(number)
@@ -143,7 +143,7 @@ def write_onnx(model: PersonalModel, description: dict[str, Any], path: Path) ->
     if not isinstance(x, Tensor):  # the script reads one input
         return [write_file(path, made.model_proto.SerializeToString())]
     text = predict_script(path.stem)
-    return [write_file(path, made.model_proto.SerializeToString()), write_file(beside(path), text.encode())]
+    return [write_file(path, made.model_proto.SerializeToString()), write_file(companion(path), text.encode())]
 
 
 def write_torchscript(model: PersonalModel, description: dict[str, Any], path: Path) -> list[Path]:
@@ -179,10 +179,10 @@ def write_state_dict(model: PersonalModel, description: dict[str, Any], path: Pa
 def write_readme(path: Path, description: dict[str, Any]) -> Path:
     """Write the description next to weights, which cannot carry it."""
     text = json.dumps(description, indent=2, ensure_ascii=False) + "\n"
-    return write_file(beside(path), text.encode("utf-8", ODD))
+    return write_file(companion(path), text.encode("utf-8", ODD))
 
 
-def beside(path: Path) -> Path:
+def companion(path: Path) -> Path:
     """The file next to the exported one: the script of an ONNX model, the description of weights."""
     return path.with_name(f"{path.stem}{ENDING}" if path.suffix == ".onnx" else f"{path.name}.README.json")
 
