@@ -72,7 +72,7 @@ def check(path: str | os.PathLike[str], reading: Reading | None = None) -> Repor
     counts = np.zeros((len(pooled.clients), len(classes)), np.int64)
     np.add.at(counts, (pooled.owner[known], pooled.strata[known]), 1)
     numbers = [at for at, column in enumerate(pooled.columns) if not column.categories]  # others hold codes
-    low, high = value_range(pooled.x[:, numbers] if pooled.columns else pooled.x)
+    low, high = value_range(pooled.x if len(numbers) == len(pooled.columns) else pooled.x[:, numbers])
     if pooled.x.dtype.kind == "f" and max(-low, high) > FAR:
         notes.worth_knowing("values far from 0 are hard to learn from; train with --normalise auto", f"up to {high:g}")
     return Report(
