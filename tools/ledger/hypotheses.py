@@ -87,7 +87,7 @@ def table(files: Files, findings: Findings) -> str:
         counts = [f"{run} of {len(numbers)}", seeds(numbers)] if numbers else ["-", "-"]
         rows.append([own.miss, own.why, recipes, *counts, own.verdict or NOT_RUN, seen])
     header = ["miss", "hypothesis", "run that would tell", "numbers run", "seeds", "verdict", "what we saw"]
-    return plain(header, rows)
+    return plain(header, rows) if rows else ""
 
 
 def seeds(numbers: list[Cell]) -> str:

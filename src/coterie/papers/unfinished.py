@@ -11,6 +11,7 @@ from typing import Any
 from coterie.federation import History, Round
 from coterie.papers.results import Unwritable
 from coterie.runs.disk import subfolder
+from coterie.runs.finding import is_started
 
 UNFINISHED = "unfinished"  # in the folder of results
 AT_LEAST = 1.0  # seconds that a training gets once it has started
@@ -20,7 +21,7 @@ def place(folder: Path, name: str) -> Path:
     """The run folder of a training. One that was cut off before its configuration was written is removed."""
     try:
         path = subfolder(folder, UNFINISHED) / name
-        if path.exists() and not (path / "config.json").exists():
+        if path.exists() and not is_started(path):
             remove(path)
     except OSError as error:
         raise Unwritable(f"cannot use {folder / UNFINISHED}: {error.strerror}") from None
