@@ -215,9 +215,10 @@ def do_evaluate(chosen: argparse.Namespace) -> None:
         for s, values in zip(scales, each, strict=True)
     ]
     positive = run.task.positive if len(run.class_names) == 2 and isinstance(run.task, Classification) else None
-    note = "" if positive is None else f"sensitivity, average precision: of class '{run.class_names[positive]}'"
-    if isinstance(run.task, Regression) and len(run.class_names) > 1:
-        note = ", ".join(f"target {k}: {name}" for k, name in enumerate(run.class_names))
+    targets = run.class_names if isinstance(run.task, Regression) and len(run.class_names) > 1 else ()
+    note = ", ".join(f"target {k}: {name}" for k, name in enumerate(targets))
+    if positive is not None:
+        note = f"sensitivity, average precision: of class '{run.class_names[positive]}'"
     show("All metrics", ("metric", "mean over clients", "worst 10 %", "clients"), means, note)
     if classes:
         show_classes(run, merged_confusion(found))
@@ -226,11 +227,8 @@ def do_evaluate(chosen: argparse.Namespace) -> None:
 def show_classes(run: StoredRun, every: Evaluation) -> None:
     """Print accuracy, F1 and confusion by class, over all clients."""
     assert every.confusion is not None
-    by_class = (every.class_accuracy, every.class_f1, every.confusion.tolist())
-    rows = [
-        [name, percent(accuracy), percent(f1), *map(str, counts)]
-        for name, accuracy, f1, counts in zip(run.class_names, *by_class, strict=True)
-    ]
+    by_class = zip(run.class_names, every.class_accuracy, every.class_f1, every.confusion.tolist(), strict=True)
+    rows = [[name, percent(accuracy), percent(f1), *map(str, counts)] for name, accuracy, f1, counts in by_class]
     names = [str(k) for k in range(run.classes)]
     note = "accuracy and F1 in percent; right of them: how many were classified as class 0, 1, ..."
     show("Classes", ("class", "accuracy", "F1", *names), rows, note)
