@@ -45,6 +45,7 @@ def test_other_tasks(name: str, kind: str) -> None:
 def test_texts_with_padding(network: str) -> None:
     (data, model), method = padded_texts(network), toy.method("fedper")
     expected = toy.looped(method, model, data, rounds=2)[0]
-    assert toy.distance(expected, toy.streams(method, model, data, rounds=2)[0]) < 1e-10
+    recorded = network != "lstm"  # by CUDA only
+    assert toy.distance(expected, toy.streams(method, model, data, recorded=recorded, rounds=2)[0]) < 1e-10
     if network == "transformer":  # vmap has no rule for LSTMs
         assert toy.distance(expected, toy.stacked(method, model, data, rounds=2)[0]) < 1e-10

@@ -171,7 +171,7 @@ def test_next_token_by_name(name: str) -> None:
     model = make_network(name, data, 0, model_args={"depth": 1} if name == "transformer" else {"hidden": 8})
     model, method = model.to("cpu", torch.float64), toy.method("fedper", batch_size=4, local_epochs=1)
     looped, _ = toy.looped(method, model, data, rounds=1)
-    others = [toy.streams(method, model, data, rounds=1)]
+    others = [toy.streams(method, model, data, recorded=name != "lstm", rounds=1)]  # LSTMs: by CUDA only
     if name == "transformer":
         others.append(toy.stacked(method, model, data, rounds=1))
     for found, _ in others:

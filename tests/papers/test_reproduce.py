@@ -524,7 +524,7 @@ def test_compare_tests_its_methods(tmp_path: Path) -> None:
         "--out", "c", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "| method | accuracy | 95 % |" in done.stdout
+    assert "| method | accuracy | SD |" in done.stdout
     assert "| method | against FedAvg-FT | pairs | p | p (Holm) | at 5 % |" in done.stdout
     stored = json.loads((tmp_path / "c" / "compare.json").read_text())["outcomes"]
     tuned = [o for o in stored if o["method"] == "FedAvg-FT"]

@@ -174,10 +174,10 @@ def test_descriptions_of_two_files_are_two_files(made: Made, tmp_path: Path) -> 
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.torch.jit.load. is deprecated")
-@pytest.mark.parametrize("kind", ["regression", "tokens"])
+@pytest.mark.parametrize("kind", ["regression", "next-token"])
 def test_other_tasks(kind: str, tmp_path: Path) -> None:
     data, model = toy.of_task(kind)
-    network: nn.Module = nn.Sequential(*model.encoder.children(), model.head) if kind == "tokens" else toy.network()
+    network: nn.Module = nn.Sequential(*model.encoder.children(), model.head) if kind == "next-token" else toy.network()
     if kind == "regression":
         network[-1] = nn.Linear(8, 2)  # type: ignore[operator]
     coterie.run(toy.method("fedper"), data, network.float(), rounds=1, backend=toy.IN_TURN, out=tmp_path / "run")

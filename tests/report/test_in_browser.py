@@ -205,7 +205,7 @@ def test_tables_and_charts_are_downloaded(browser: Browser, comparison: Path, tm
     browser.open(comparison.as_uri())
     header, *rows = reader(saved(browser, tmp_path, "document.querySelector('#metrics .save')").splitlines())
     assert header[:3] == ["method", "accuracy, %", "accuracy, % ±"]
-    assert [row[0] for row in rows] == ["Ditto", "FedAvg-FT", "FedPAC", "FedPer", "FedRep", "Local"]
+    assert [row[0] for row in rows] == ["Ditto", "FedAvg", "FedAvg-FT", "FedPAC", "FedPer", "FedRep", "Local"]
     shown = browser.run("[...document.querySelector('#metrics tbody').rows].map((r) => r.cells[1].textContent)")
     assert [f"{row[1]} ± {row[2]}" for row in rows] == shown
     drawn = ET.fromstring(saved(browser, tmp_path, "document.querySelector('#rounds figure > .save')"))

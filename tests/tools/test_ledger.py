@@ -235,7 +235,7 @@ rows:
     main(["reproduce", "results/mine.yaml", "--out", "results", "--seeds", "3", "--processes", "1", "--format", "csv"])
     table = dict(zip(*(line.split(",") for line in capsys.readouterr().out.splitlines()[:2]), strict=True))
     assert ledger() == 0
-    shown = Path("docs/results.md").read_text(encoding="utf-8").split("## mine: Ours, Table 1")[1]
+    shown = Path("docs/results.md").read_text(encoding="utf-8").split("## mine: Ours, Table 1")[1].split("\n## ")[0]
     assert lines(shown)["Alone"]["ours"] == f"{table['ours']} ± {table['±']}"
     assert table["verdict"] == "undecided"  # Coterie has no noise of this dataset, and so no band
 

@@ -355,6 +355,6 @@ def test_batchnorm_on_a_batch_of_one_sample_is_refused_before_training(where: st
     test = [(x[:4], y[:4])] * 2
     net = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.Linear(4, 2))
     settings: dict[str, Any] = {**SHORT, "batch_size": 4, "backend": coterie.Execution(where, processes=1)}
-    with pytest.raises(CoterieError, match=r"BatchNorm cannot train on one sample, .* a batch of client 1 has one"):
+    with pytest.raises(CoterieError, match=r"BatchNorm cannot train on one sample: .* client 1 \(17 samples\)"):
         coterie.run("fedavg", coterie.clients_from([(x[:16], y[:16]), (x, y)], test), net, **settings)
     coterie.run("fedavg", coterie.clients_from([(x[:16], y[:16]), (x[:14], y[:14])], test), net, **settings)

@@ -88,7 +88,7 @@ def do_table(chosen: argparse.Namespace) -> None:
 
     from coterie.analysis import tables
     from coterie.api.comparing import load_comparison
-    from coterie.report.page import write_page
+    from coterie.report.page import write_text
 
     found = load_comparison(*chosen.runs)
     columns = [name.strip() for name in getattr(chosen, "columns", "").split(",") if name.strip()]
@@ -97,6 +97,6 @@ def do_table(chosen: argparse.Namespace) -> None:
     if hasattr(chosen, "out"):
         path = Path(chosen.out)
         format = tables.format_of(path, getattr(chosen, "format", None))
-        print(write_page(tables.text(made, format), path))
+        print(write_text(tables.text(made, format), path))
     else:
         tables.show([made], getattr(chosen, "format", "terminal"))

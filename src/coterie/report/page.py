@@ -46,7 +46,16 @@ def write_report(paths: Sequence[str | Path], out: str | Path) -> Path:
 
 
 def write_page(content: str, path: Path) -> Path:
-    """Write a page atomically."""
+    """Write a page atomically. Files that Coterie did not write are not replaced."""
+    try:
+        check_ours(path, MARK.encode())
+    except OSError as error:
+        raise CoterieError(f"{path} cannot be read: {error.strerror}") from None
+    return write_text(content, path)
+
+
+def write_text(content: str, path: Path) -> Path:
+    """Write a text atomically."""
     page = content.encode(errors="replace")  # file names need not be UTF-8
     try:
         if path.is_dir():
@@ -54,7 +63,6 @@ def write_page(content: str, path: Path) -> Path:
         if path.exists() and not path.is_file():  # a device or a pipe: write to it, do not replace it
             path.write_bytes(page)
             return path
-        check_ours(path, MARK.encode())
         with whole(path, shared=True) as part:
             part.write_bytes(page)
     except OSError as error:
