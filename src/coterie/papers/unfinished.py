@@ -29,8 +29,7 @@ def place(folder: Path, name: str) -> Path:
 
 
 def continuing(path: Path, deadline: float | None) -> dict[str, Any]:
-    """Settings with which `execute` continues in this folder. Without a deadline, only a training that was cut off has
-    one."""
+    """Settings of `execute` for this run folder; none if there is no deadline and nothing to continue."""
     limit = {} if deadline is None else {"max_time": max(deadline - time.time(), AT_LEAST)}
     return limit | ({"out": path, "resume": path.exists()} if limit or path.exists() else {})
 
