@@ -9,7 +9,7 @@ QUICK := tests/core tests/methods tests/models tests/data tests/analysis tests/t
 demo: .venv/installed
 	$(BIN)/coterie demo
 
-quick: .venv/dev  # unit tests, in less than a minute
+quick: .venv/dev  # unit tests
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(QUICK) \
 		-m 'not (long or slow or network or browser or ray or gpu or wheel or flower)'
 
