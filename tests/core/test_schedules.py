@@ -87,6 +87,7 @@ def test_local_steps_are_those_of_torch(optimizer: str) -> None:
     torch.testing.assert_close(ours["w"], theirs.detach(), rtol=0, atol=1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["fedavg", "pfedme", "fedrep", "fedem"])
 def test_looped_is_stacked(name: str) -> None:
     """Clients of different sizes have different numbers of steps, so each has its own rates."""
