@@ -12,6 +12,7 @@ python -m benchmarks.pfllib --page     writes the table of docs/coming-from.md
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from dataclasses import dataclass, replace
@@ -202,18 +203,23 @@ def page() -> str:
     return renewed(PAGE.read_text(encoding="utf-8"), {"pfllib": "\n\n" + "\n".join(lines) + "\n\n"}, PAGE.name)
 
 
-def main(words: list[str]) -> None:
-    if words != ["--page"]:
-        unknown = set(words) - {row.key for row in ROWS}
-        if unknown:
-            sys.exit(f"unknown rows {', '.join(sorted(unknown))}; the rows are {', '.join(row.key for row in ROWS)}")
-        for row in ROWS:
-            if row.key in words or (not words and row.key not in load()):
-                made = {row.key: {"accuracy": round(ours(row), 2), "round": ROUNDS, **provenance("cpu")}}
-                RESULTS.write_text(json.dumps(load() | made, indent=1) + "\n", encoding="utf-8")
-                print(f"{title(row)}: {made[row.key]['accuracy']:.2f}, PFLlib {theirs(row):.2f}", flush=True)
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pfllib")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help="rows to run again; default: those without a result")
+    parser.add_argument("--page", action="store_true", help="run nothing, write the table of docs/coming-from.md")
+    parser.add_argument("--commit", default=None, help="commit to record (default: from git)")
+    args = parser.parse_args()
+    if unknown := set(args.rows) - {row.key for row in ROWS}:
+        sys.exit(f"unknown rows {', '.join(sorted(unknown))}; the rows are {', '.join(row.key for row in ROWS)}")
+    about = provenance("cuda" if torch.cuda.is_available() else "cpu")
+    about["commit"] = args.commit or about["commit"]
+    for row in ROWS:
+        if not args.page and (row.key in args.rows or (not args.rows and row.key not in load())):
+            made = {row.key: {"accuracy": round(ours(row), 2), "round": ROUNDS, **about}}
+            RESULTS.write_text(json.dumps(load() | made, indent=1) + "\n", encoding="utf-8")
+            print(f"{title(row)}: {made[row.key]['accuracy']:.2f}, PFLlib {theirs(row):.2f}", flush=True)
     PAGE.write_text(page(), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
