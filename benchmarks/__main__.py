@@ -45,7 +45,9 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument("--only", default="", help=f"comma-separated workloads: {', '.join(WORKLOADS)}")
     parser.add_argument("--sweep", default="", help=f"run sweeps instead, comma-separated: {', '.join(POINTS)}")
     parser.add_argument("--whole", default="", help="time whole runs of these workloads instead, comma-separated")
-    parser.add_argument("--whole-rounds", type=int, default=200, help="rounds of a whole run (default: 200)")
+    parser.add_argument(
+        "--whole-rounds", type=int, default=None, help="rounds of a whole run (default: the workload's)"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="measured rounds per workload (default: 3)")
     parser.add_argument("--quick", action="store_true", default=False, help="use tiny workloads, as a smoke test")
     parser.add_argument("--profile", action="store_true", default=False, help="also profile operations")

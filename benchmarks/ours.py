@@ -147,10 +147,10 @@ def plain_round(plain: Neighbour) -> dict[str, float]:
     return plain.answer()
 
 
-def whole(w: Workload, how: Execution, count: int) -> dict[str, Any]:
-    """A whole run in this process, with PRE and POST in every round."""
-    held = data(w)
-    settings = Settings(rounds=count, join_ratio=w.joining / w.clients, seed=SEED)
+def whole(w: Workload, how: Execution, count: int | None = None) -> dict[str, Any]:
+    """A whole run in this process. count: rounds, if not those of the workload."""
+    held, count = data(w), count or w.rounds
+    settings = Settings(rounds=count, join_ratio=w.joining / w.clients, evaluate_every=w.evaluate_every, seed=SEED)
     case, ends = Case(w, held, how, 1), [time.perf_counter()]
     with closing(case.clients()) as clients:
         ends[0] = time.perf_counter()

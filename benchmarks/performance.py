@@ -66,13 +66,31 @@ def speed(found: dict[str, Results]) -> str:
     return "\n\n".join([*parts, tables.NOTES])
 
 
-def whole(found: dict[str, Results]) -> str:
-    """Whole runs, by machine."""
-    parts = []
+def whole(found: dict[str, Results], others: bool = False) -> str:
+    """Whole runs, by machine. others: of the workloads that other simulators publish."""
+    parts, names = [], published().keys()
     for results in found.values():
-        if entries := list(results.get("runs", {}).values()):
+        entries = [e for e in results.get("runs", {}).values() if (e["workload"]["name"] in names) is others]
+        if entries:
             parts += [f"{origin(entries)}. {load_average(entries)}", tables.runs(entries)]
     return "\n\n".join(parts) or "Not measured yet."
+
+
+def published() -> dict[str, dict[str, str]]:
+    """Workload -> how another simulator defines it, and the time and hardware that it states."""
+    found: dict[str, dict[str, str]] = json.loads((RESULTS / "published.json").read_text(encoding="utf-8"))
+    return found
+
+
+def references() -> str:
+    """The published workloads and their times."""
+    rows = [["workload", "simulator", "time that they state", "their hardware"]]
+    rows += [[f"`{n}`", p["simulator"], p["stated"], p["hardware"]] for n, p in published().items()]
+    about = [
+        f"- `{name}`: {p['definition']}. Here: {p['differs']}. Source: {p['source']}."
+        for name, p in published().items()
+    ]
+    return "\n\n".join([tables.markdown(rows), "\n".join(about)])
 
 
 def growth(found: dict[str, Results]) -> str:
@@ -215,6 +233,7 @@ def pages() -> dict[Path, str]:
     texts = {
         "speed": speed(found),
         "runs": whole(found),
+        "published": f"{whole(found, others=True)}\n\n{references()}",
         "growth": growth(found),
         "profiles": profiles(found),
         "precision": precision(),

@@ -23,7 +23,7 @@ from benchmarks.workloads import Workload, data, make, network, participants, pa
 from coterie.core.data import FederatedData, Transform
 from coterie.models import Network
 
-SHARED = {"fedpac": "encoder.", "fedper": "encoder.", "fedavg": "", "fedreg": "", "local": None}  # averaged names
+SHARED = {"fedpac": "encoder.", "fedper": "encoder.", "local": None}  # names that are averaged; others: all
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Loop:
     def __init__(self, w: Workload, device: str) -> None:
         held = data(w)
         self.method: Any = make(w)
-        self.shared = SHARED[w.method]
+        self.shared = SHARED.get(w.method, "")
         net = network(w, held).to(device)
         self.trained = {name for name, p in net.named_parameters() if p.requires_grad}
         self.clients = [make_client(w, held, i, net) for i in participants(w)]
@@ -95,7 +95,7 @@ class Loop:
                 optimizer.zero_grad()
                 x, y = client.x[index], client.y[index]
                 z = client.net.encoder(x)
-                loss = F.cross_entropy(client.net.head(z), y)
+                loss = F.cross_entropy(client.net.head(z).movedim(-1, 1), y)
                 if align:
                     loss = loss + F.mse_loss(z, torch.stack([client.prototypes[k] for k in y.tolist()]))
                 loss.backward()  # type: ignore[no-untyped-call]

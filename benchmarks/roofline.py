@@ -42,7 +42,7 @@ def step_work(net: nn.Module, x: Tensor, y: Tensor, momentum: bool) -> Work:
 
     hooks = [m.register_forward_hook(note) for m in net.modules() if not list(m.children())]
     with FlopCounterMode(display=False) as counter:
-        F.cross_entropy(net(x), y).backward()  # type: ignore[no-untyped-call]
+        F.cross_entropy(net(x).movedim(-1, 1), y).backward()  # type: ignore[no-untyped-call]
     for hook in hooks:
         hook.remove()
     trained, frozen = (

@@ -181,6 +181,48 @@ def test_a_wide_network_of_width_one_is_the_cnn() -> None:
         assert doubled["head.weight"].shape == (10, 256)
 
 
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("blazefl-cnn", 62_006),  # PyTorch's CIFAR-10 tutorial
+        ("blazefl-resnet18", 11_181_642),  # torchvision's ResNet-18 for 10 classes
+        ("pfl-cifar10", 896 + 18_496 + (14 * 14 * 64 + 1) * 128 + 1_290),
+        ("flute-femnist", 1_199_882 - 1_290 + 129 * 62),  # its docstring has 10 classes
+        ("flute-shakespeare", 820_522 + 2 * 4 * 256),  # Reddi et al. 2021, table 2; torch's LSTM has two biases
+        ("fedjax-emnist", 1_206_590),  # Reddi et al. 2021, table 2
+    ],
+)
+def test_networks_of_other_simulators_have_as_many_parameters_as_theirs(name: str, parameters: int) -> None:
+    assert sum(p.numel() for p in network(WORKLOADS[name], data(QUICK[name])).parameters()) == parameters
+
+
+def test_published_workloads_are_those_of_the_file() -> None:
+    told = performance.published()
+    assert set(told) == {name for name, w in WORKLOADS.items() if not w.protocol}
+    for name, p in told.items():
+        w = WORKLOADS[name]
+        assert f"{w.rounds} rounds" in p["definition"] or p["definition"].startswith("as ")
+        assert f"`{name}`" in performance.references()
+        assert data(QUICK[name]).num_clients == 4
+
+
+def test_a_whole_run_has_the_rounds_and_evaluations_of_its_workload(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[bool]] = []
+    federate = ours.rounds.federate
+
+    def watched(clients: Any, settings: Settings, note: Any) -> Any:
+        seen.append([])
+        return federate(clients, settings, lambda record: (seen[-1].append(bool(record.scores)), note(record)))
+
+    monkeypatch.setattr(ours.rounds, "federate", watched)
+    w = replace(QUICK["blazefl-cnn"], rounds=3, evaluate_every=2)
+    how = Execution(device="cpu", processes=1)
+    assert ours.whole(w, how)["rounds"] == 3
+    assert ours.whole(w, how, 1)["rounds"] == 1
+    assert [len(own) for own in seen] == [3, 1]
+    assert sum(seen[0]) == 2
+
+
 # Our rounds.
 
 
