@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from sklearn.metrics import mean_pinball_loss
+from tools.adapters import table
 
 import coterie
 from examples import adapters, deploy, own_data, own_method, own_network, own_task
@@ -23,15 +25,32 @@ MOST_LINES = 110  # of a script for newcomers
 def test_adapters(tmp_path: Path) -> None:
     out = tmp_path / "adapters.json"
     adapters.main(["--quick", "--device", "cpu", "--out", str(out)])
-    arms = {arm["trained"] + " " + arm["method"]: arm for arm in json.loads(out.read_text(encoding="utf-8"))["arms"]}
+    found = json.loads(out.read_text(encoding="utf-8"))
+    arms = {arm["trained"] + " " + arm["method"]: arm for arm in found["arms"]}
     full, shared, heads = arms["full fedper"], arms["lora fedper"], arms["head local"]
     assert full["frozen_parameters"] == 0
     assert shared["frozen_parameters"] == heads["frozen_parameters"] > 40 * shared["trained_parameters"]
     weights = 8 * (192 + 3 * 192) + 8 * (192 + 192)  # rank 8 on qkv and out of one layer
     assert shared["trained_parameters"] == weights + heads["trained_parameters"]
-    assert shared["bytes"] < 0.02 * full["bytes"]
-    assert heads["bytes"] == 0
-    assert all(0 < arm["accuracy"] <= 1 for arm in arms.values())
+    assert [run["seed"] for run in full["runs"]] == [0, 1]
+    for run, adapted in zip(full["runs"], shared["runs"], strict=True):
+        assert adapted["bytes"] < 0.02 * run["bytes"]
+    assert {run["bytes"] for name in ("lora local", "head local") for run in arms[name]["runs"]} == {0}
+    assert all(0 < run["accuracy"] <= 1 for arm in arms.values() for run in arm["runs"])
+    assert "personal heads, each client alone | Local | 0.01 | 1,930 | " in table(found)
+
+
+@pytest.mark.long
+def test_adapters_select_the_learning_rate_on_validation_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = replace(adapters.QUICK, rates=2, rounds=2)
+    network = adapters.vit(plan, adapters.clients_of(plan, None, 0), 10)
+    experiment = adapters.Experiment(plan, network, None, "cpu", "fp32")
+    assert experiment.searched.validation is not None
+    assert [data.validation for data in experiment.data] == [None, None]
+    arm = adapters.Arm("heads", "local", "head", (0.0, 1e-2))
+    lr, scores = experiment.rate(arm)
+    assert list(scores) == [0.0, 1e-2]
+    assert lr == 1e-2
 
 
 @pytest.mark.long
