@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
-
 import pytest
 import torch
 
@@ -28,9 +25,7 @@ OPERATIONS = [
 
 
 @pytest.fixture
-def interpreted() -> Iterator[None]:
-    with ExitStack() as stack:
-        if not torch.cuda.is_available():
-            for operation in OPERATIONS:
-                stack.enter_context(operation.op.set_kernel_enabled("cpu", False))
-        yield
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not torch.cuda.is_available():
+        for operation in OPERATIONS:
+            monkeypatch.setattr(operation, "on_cpu", operation.kernel)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -88,7 +90,7 @@ INPUTS: dict[Operation, Callable[[int], Inputs]] = {
     optimizers.sgd_step: step,
     optimizers.adam_step: adam_step,
 }
-EACH = pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.op._name)
+EACH = pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 
 
 def op_inputs(operation: Operation, inputs: Inputs) -> Inputs:
@@ -150,3 +152,16 @@ def test_second_derivatives_are_refused(operation: Operation) -> None:
         grad(total)(first)
     with pytest.raises(CoterieError, match="use backend=looped"):
         total(first.requires_grad_()).backward()
+
+
+def test_operations_do_not_import_the_compiler() -> None:
+    """Which takes seconds, in the first round."""
+    steps = """if True:
+        import sys
+        import torch
+        from coterie.gpu.loss import cross_entropy
+        y = torch.tensor([[0, 1]])
+        torch.vmap(lambda z: cross_entropy(z, y))(torch.zeros(3, 1, 2, 4))
+        sys.exit("torch._dynamo" in sys.modules)
+    """
+    subprocess.run([sys.executable, "-c", steps], check=True, timeout=60)

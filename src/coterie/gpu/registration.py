@@ -1,8 +1,9 @@
 """Register fused operations with torch.
 
-An `Operation` is a `torch.library.custom_op` in the namespace "coterie": a Triton kernel for CUDA, a reference in plain
-torch for CPU and for fake tensors, and a vmap rule. Its tensors have a client axis c in front, and the axis v of a vmap
-joins it: (v, c, ...) becomes (v c, ...), so that all clients share one launch.
+An `Operation` is an op of torch in the namespace "coterie": a Triton kernel for CUDA, a reference in plain torch for
+CPU and for fake tensors, and a vmap rule. Its tensors have a client axis c in front, and the axis v of a vmap joins it:
+(v, c, ...) becomes (v c, ...), so that all clients share one launch. It is not a `torch.library.custom_op`, whose first
+call imports torch's compiler: 894 modules, which take seconds.
 
 Derivatives are a `torch.autograd.Function` around the custom op, not `register_autograd`: the function which that
 generates has no `setup_context` and raises under `torch.func.grad`, which every stacked training step uses
@@ -17,9 +18,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.library import Library, infer_schema, register_fake, register_vmap
 
 from coterie.core.errors import CoterieError
 
+LIBRARY: Any = Library("coterie", "FRAGMENT")  # type: ignore[no-untyped-call]
 Rule = Callable[..., tuple[Any, Any]]  # (function, info, in_dims, *inputs) -> (outputs, out_dims)
 
 
@@ -73,11 +76,13 @@ class Operation:
         backward: Callable[..., Any] = no_derivative,
         leading: int | None = None,
     ) -> None:
-        self.leading = leading
-        self.op = torch.library.custom_op(f"coterie::{name}", kernel, mutates_args=(), device_types="cuda")
-        self.op.register_kernel("cpu", reference)
-        self.op.register_fake(reference)
-        self.op.register_vmap(partial(self._vmap_op, vmap))
+        self.name, self.leading, self.kernel, self.on_cpu = name, leading, kernel, reference
+        LIBRARY.define(name + infer_schema(kernel, mutates_args=()), tags=(torch.Tag.pt2_compliant_tag,))
+        LIBRARY.impl(name, kernel, "CUDA")
+        LIBRARY.impl(name, lambda *inputs: self.on_cpu(*inputs), "CPU")
+        register_fake(f"coterie::{name}", reference, lib=LIBRARY)
+        register_vmap(f"coterie::{name}", partial(self._vmap_op, vmap), lib=LIBRARY)
+        self.op = getattr(torch.ops.coterie, name).default
         rules: dict[str, Callable[..., Any]] = {
             "forward": self._forward,
             "setup_context": setup_context,
