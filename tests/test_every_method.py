@@ -126,8 +126,8 @@ def test_batchnorm_leaves_padding_out(name: str) -> None:
     method = toy.method(name, local_epochs=1)
     model = make_model(toy.mixing_network(), toy.SHAPE, toy.CLASSES).to("cpu", torch.float64)
     clients, everyone = Stacked(method, model, data, 7), torch.arange(3)
-    for job in (Request("train"), Request("score", "test"), Request("score_global", "test")):
-        assert [c.clients.tolist() for c in clients.cohorts(job, everyone)] == [[0, 1, 2]]
+    for request in (Request("train"), Request("score", "test"), Request("score_global", "test")):
+        assert [c.clients.tolist() for c in clients.cohorts(request, everyone)] == [[0, 1, 2]]
     found, side_by_side = toy.outcome(clients, rounds=2, join_ratio=1.0)
     expected, history = toy.looped(method, model, data, rounds=2, join_ratio=1.0)
     assert toy.distance(expected, found) < 1e-10
@@ -237,10 +237,14 @@ def test_nobody_writes_into_what_was_given(name: str) -> None:
     server = method.server_init(clients.model, clients.census)
     clients.join(method.server_welcome(server))
     everyone = torch.arange(5)
-    downs, states, job = send(method, server, everyone), clients.states.take(everyone), Request("train", turn=Turn(0))
+    downs, states, request = (
+        send(method, server, everyone),
+        clients.states.take(everyone),
+        Request("train", turn=Turn(0)),
+    )
     given = (clients.model.start, states, downs, server)
     copies = tree.apply(lambda t: t.clone(), given)
-    _, ups = clients.compute(job, clients.cohorts(job, everyone)[0], states, downs)
+    _, ups = clients.compute(request, clients.cohorts(request, everyone)[0], states, downs)
     method.server_receive(server, everyone, ups)
     toy.assert_same(tree.flatten(copies), tree.flatten(given))
 

@@ -156,9 +156,9 @@ class Spoilt(Stacked):
         super().__init__(*given)
         self.spoilt, self.first_only = spoilt, first_only  # client -> number
 
-    def compute(self, job: Request, cohort: Cohort, states: Any, downs: Any) -> Any:
-        made = super().compute(job, cohort, states, downs)
-        if job.task != "train":
+    def compute(self, request: Request, cohort: Cohort, states: Any, downs: Any) -> Any:
+        made = super().compute(request, cohort, states, downs)
+        if request.action != "train":
             return made
         sent = tree.apply(torch.clone, made[1])
         for t in tree.leaves(sent)[: 1 if self.first_only else None]:

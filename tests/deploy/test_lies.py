@@ -253,9 +253,9 @@ class Lying(Device):
     field: str
     spoil: Callable[[Tensor], Tensor]
 
-    def _work(self, job: Any, client: int, state: Any, down: Any) -> Any:
-        made = super()._work(job, client, state, down)
-        if job.task != "train" or job.turn.round < 1 or client != 3:
+    def _work(self, request: Any, client: int, state: Any, down: Any) -> Any:
+        made = super()._work(request, client, state, down)
+        if request.action != "train" or request.turn.round < 1 or client != 3:
             return made
         flat = tree.flatten(made[1])
         return made[0], tree.fill(made[1], flat | {self.field: self.spoil(flat[self.field])})

@@ -216,9 +216,13 @@ def test_a_client_whose_update_is_not_finite(tmp_path: Path, caplog: pytest.LogC
     transport: Any = remote.transport
     work = transport.devices[1].runner.work
 
-    def diverged(job: Any, client: int, state: Any, down: Any, key: Any) -> Any:
-        found = work(job, client, state, down, key)
-        return tree.apply(lambda t: t * torch.nan, found) if (job.task, job.turn.round) == ("train", 2) else found
+    def diverged(request: Any, client: int, state: Any, down: Any, key: Any) -> Any:
+        found = work(request, client, state, down, key)
+        return (
+            tree.apply(lambda t: t * torch.nan, found)
+            if (request.action, request.turn.round) == ("train", 2)
+            else found
+        )
 
     transport.devices[1].runner.work = diverged
     server, history = federate(remote, SETTINGS)
@@ -246,9 +250,9 @@ def test_values_too_large_for_fp16_are_reported_at_once(tmp_path: Path) -> None:
     devices = direct.devices(agreement, data, tmp_path)
     work = devices[1].runner.work
 
-    def large(job: Any, *given: Any) -> Any:
-        found = work(job, *given)
-        return (found[0], tree.apply(lambda t: t + 1e6, found[1])) if job.task == "train" else found
+    def large(request: Any, *given: Any) -> Any:
+        found = work(request, *given)
+        return (found[0], tree.apply(lambda t: t + 1e6, found[1])) if request.action == "train" else found
 
     devices[1].runner.work = large  # type: ignore[method-assign]
     remote = Remote(agreement, direct.census(data), direct.Direct(devices), Timeouts(deadline=600))

@@ -45,8 +45,8 @@ def test_batchnorm_leaves_padding_out(drop_last: bool) -> None:
     """Batches of 8: clients of 13, 21 and 45 samples all end with five, which padding fills up."""
     data = toy.toy(train=(13, 48, 45, 21, 40, 48, 13), test=(3,) * 7)
     method, model = toy.method("fedavg", drop_last=drop_last), toy.model(batch_norm=True)
-    job, clients = Request("train"), Stacked(method, model, data, 0)
-    together = sorted(c.clients.tolist() for c in clients.cohorts(job, torch.arange(7)))
+    request, clients = Request("train"), Stacked(method, model, data, 0)
+    together = sorted(c.clients.tolist() for c in clients.cohorts(request, torch.arange(7)))
     assert together == [[0, 3, 6], [1, 2, 4, 5]]
     expected, _ = toy.looped(method, model, data, join_ratio=1.0)
     assert toy.distance(expected, toy.stacked(method, model, data, join_ratio=1.0)[0]) < 1e-10
@@ -70,8 +70,8 @@ def test_other_layers_that_mix_samples_meet_no_padding(norm: nn.Module) -> None:
     net = nn.Sequential(nn.Conv2d(1, 4, 3), norm, nn.Flatten(), nn.Linear(400, toy.CLASSES))
     data, model = toy.toy(train=(13, 11, 13), test=(4, 3, 3)), make_model(net, toy.SHAPE, toy.CLASSES)
     clients, method = Stacked(toy.method("fedavg"), model, data, 0), toy.method("fedavg")
-    for job, together in ((Request("train"), [[1], [0, 2]]), (Request("score", "test"), [[1, 2], [0]])):
-        assert [c.clients.tolist() for c in clients.cohorts(job, torch.arange(3))] == together
+    for request, together in ((Request("train"), [[1], [0, 2]]), (Request("score", "test"), [[1, 2], [0]])):
+        assert [c.clients.tolist() for c in clients.cohorts(request, torch.arange(3))] == together
     model = model.to("cpu", torch.float64)
     expected, _ = toy.looped(method, model, data, join_ratio=1.0)
     assert toy.distance(expected, toy.stacked(method, model, data, join_ratio=1.0)[0]) < 1e-10

@@ -135,11 +135,11 @@ def test_a_cohort_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -
     expected, _ = toy.stacked(method, toy.model(), data)
     plain, calls = Stacked._run, []
 
-    def small(self: Stacked, job: Request, cohort: Any, states: Any, downs: Any) -> Any:
+    def small(self: Stacked, request: Request, cohort: Any, states: Any, downs: Any) -> Any:
         calls.append(len(cohort.clients))
         if len(cohort.clients) > 2:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-        return plain(self, job, cohort, states, downs)
+        return plain(self, request, cohort, states, downs)
 
     monkeypatch.setattr(Stacked, "_run", small)
     found, _ = toy.stacked(method, toy.model(), data)

@@ -128,9 +128,9 @@ class Lying(Looped):
 
     field, value, liar = "", 0.0, 3
 
-    def compute(self, job: Any, cohort: Any, states: Any, downs: Any) -> Any:
-        made = super().compute(job, cohort, states, downs)
-        if job.task != "train" or job.turn.round < 1:
+    def compute(self, request: Any, cohort: Any, states: Any, downs: Any) -> Any:
+        made = super().compute(request, cohort, states, downs)
+        if request.action != "train" or request.turn.round < 1:
             return made
         flat = tree.flatten(made[1])
         for row, client in enumerate(cohort.clients.tolist()):

@@ -285,9 +285,9 @@ class Damaging(Looped):
 
     forged = False
 
-    def compute(self, job: Any, cohort: Any, states: Any, downs: Any) -> Any:
-        made = super().compute(job, cohort, states, downs)
-        if job.task != "train" or 3 not in cohort.clients:
+    def compute(self, request: Any, cohort: Any, states: Any, downs: Any) -> Any:
+        made = super().compute(request, cohort, states, downs)
+        if request.action != "train" or 3 not in cohort.clients:
             return made
         flat = tree.flatten(made[1])
         name = next(n for n in flat if n.endswith("ciphertexts"))

@@ -120,8 +120,8 @@ class Device:
             self.store.save(client, made, self._work(Request("join", shared=welcome), client, (), ()))
             return self.agreement.answer(header, {})
         if header.kind == "score_global":
-            job = Request("score_global", shared=self.agreement.server_of(tensors))
-            return self._report_scores(header, self._scores(job, client, (), ()))
+            request = Request("score_global", shared=self.agreement.server_of(tensors))
+            return self._report_scores(header, self._scores(request, client, (), ()))
         state = self._state(client, header.base)
         if state is None:
             raise RequestFailed(STATE_LOST)
@@ -150,13 +150,13 @@ class Device:
             found |= self._reported(self._scores(Request("score"), client, after, tree.overlay(down, up)))
         return self.agreement.answer(header, found)
 
-    def _scores(self, job: Request, client: int, state: Any, down: Any) -> tree.Tree:
+    def _scores(self, request: Request, client: int, state: Any, down: Any) -> tree.Tree:
         """Split -> (3,): correct samples, all samples, mean cross-entropy."""
         found = {}
         for split in self.agreement.splits:
             held: Split = getattr(self.data, split)
             total = torch.tensor(held.sizes[self.ids.index(client)])
-            sums = self._work(job._replace(split=split), client, state, down)
+            sums = self._work(request._replace(split=split), client, state, down)
             right, loss = weighed(self.model.task, sums, total)
             found[split] = torch.stack([right, total.double(), loss])
         return found
@@ -179,9 +179,9 @@ class Device:
             self.costs[header.kind] = protection.answer_cost(innermost(self.method), self.model, x, train)
         return self.costs[header.kind](self.data.train.sizes[self.ids.index(header.client)])
 
-    def _work(self, job: Request, client: int, state: Any, down: Any) -> Any:
-        key = keys(self.agreement.seed, job.turn, torch.tensor(client))
-        return self.runner.work(job, self.ids.index(client), state, down, key)
+    def _work(self, request: Request, client: int, state: Any, down: Any) -> Any:
+        key = keys(self.agreement.seed, request.turn, torch.tensor(client))
+        return self.runner.work(request, self.ids.index(client), state, down, key)
 
     def _state(self, client: int, base: str) -> Any | None:
         """This version of the client's state; None if it is not stored."""

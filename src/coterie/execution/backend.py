@@ -134,7 +134,7 @@ class LocalBackend(Backend):
         try_metrics(model, self.data.test)
 
     @abstractmethod
-    def cohorts(self, job: Request, clients: Tensor) -> Sequence[Cohort]:
+    def cohorts(self, request: Request, clients: Tensor) -> Sequence[Cohort]:
         """Partition these clients into cohorts."""
 
     @property
@@ -143,15 +143,15 @@ class LocalBackend(Backend):
         return self.num_clients
 
     @abstractmethod
-    def compute(self, job: Request, cohort: Cohort, states: Any, downs: Any) -> Any:
+    def compute(self, request: Request, cohort: Cohort, states: Any, downs: Any) -> Any:
         """Compute a request for a cohort, with its rows of states and downs. Results have the client axis in front.
 
         join and finish return states, train returns (states, ups), score and score_global what `scoring.score` does.
         """
 
-    def each(self, job: Request, tasks: Iterable[CohortInput]) -> Iterator[tuple[CohortInput, Any]]:
-        """Compute all tasks; yields (task, result) in any order."""
-        return ((task, self.compute(job, *task)) for task in tasks)
+    def each(self, request: Request, inputs: Iterable[CohortInput]) -> Iterator[tuple[CohortInput, Any]]:
+        """Compute a request for all inputs; yields (input, result) in any order."""
+        return ((given, self.compute(request, *given)) for given in inputs)
 
     def join(self, welcome: tree.Tree) -> None:
         self._renew(Request("join", shared=welcome), ())
@@ -189,12 +189,12 @@ class LocalBackend(Backend):
             self.has_global = has_global(self.method, self.fast, server, self.data)
         return self.has_global
 
-    def every(self, task: str, clients: Tensor, downs: Any, server: Any = ()) -> Tensor:
+    def every(self, action: str, clients: Tensor, downs: Any, server: Any = ()) -> Tensor:
         """(S, M + 1 + D) every metric on test samples, the sum of losses, and `Task.detail`, on the CPU.
 
-        task: score, with the download of each client, or score_global. clients: all have test samples.
+        action: score, with the download of each client, or score_global. clients: all have test samples.
         """
-        work = self._work(Request(task, "test", every=True, shared=server), clients, downs)
+        work = self._work(Request(action, "test", every=True, shared=server), clients, downs)
         found: Tensor = in_order(len(clients), ((given.cohort.rows, row) for given, row in work))
         return found.cpu()
 
@@ -212,39 +212,39 @@ class LocalBackend(Backend):
     def _ids(self, cohort: Cohort) -> Tensor:
         return cohort.clients if self.states.home == torch.device("cpu") else cohort.ids
 
-    def _work(self, job: Request, clients: Tensor, downs: Any) -> Iterator[tuple[CohortInput, Any]]:
+    def _work(self, request: Request, clients: Tensor, downs: Any) -> Iterator[tuple[CohortInput, Any]]:
         """Compute a request cohort by cohort; yields inputs and results."""
 
-        def task(cohort: Cohort) -> CohortInput:
-            states = self.states.take(self._ids(cohort)) if job.task in ("train", "finish", "score") else ()
+        def given(cohort: Cohort) -> CohortInput:
+            states = self.states.take(self._ids(cohort)) if request.action in ("train", "finish", "score") else ()
             return CohortInput(cohort, states, tree.pick(downs, cohort.rows))
 
-        return self.each(job, map(task, self._cohorts(job, clients)))
+        return self.each(request, map(given, self._cohorts(request, clients)))
 
-    def _cohorts(self, job: Request, clients: Tensor) -> Sequence[Cohort]:
+    def _cohorts(self, request: Request, clients: Tensor) -> Sequence[Cohort]:
         """`cohorts`, remembered: making them copies ids to the device, which waits for it."""
-        about = (job.task, job.split, job.every, self.limit, clients.numpy().tobytes())
-        cohorts = self.remembered.pop(about, None) or self.cohorts(job, clients)
+        about = (request.action, request.split, request.every, self.limit, clients.numpy().tobytes())
+        cohorts = self.remembered.pop(about, None) or self.cohorts(request, clients)
         self.remembered[about] = cohorts
         if len(self.remembered) > REMEMBERED:
             self.remembered.pop(next(iter(self.remembered)))
         return cohorts
 
-    def _scores(self, job: Request, clients: Tensor, downs: Any) -> Scores:
-        total = torch.tensor(self.split(job.split).sizes)[clients]
+    def _scores(self, request: Request, clients: Tensor, downs: Any) -> Scores:
+        total = torch.tensor(self.split(request.split).sizes)[clients]
         if not total.any():  # no client has samples of this split
             none = torch.zeros(len(clients), dtype=torch.float64)
             return Scores(clients, none, total, none)
-        work = self._work(job, clients, downs)
+        work = self._work(request, clients, downs)
         found = in_order(len(clients), ((given.cohort.rows, row) for given, row in work))  # (S, parts and loss)
         weighted, loss = weighed(self.model.task, found, total)
         return Scores(clients, weighted, total, loss)
 
-    def _renew(self, job: Request, downs: Any) -> None:
+    def _renew(self, request: Request, downs: Any) -> None:
         """Replace the states of all clients, perhaps by states of another form."""
         new = self.states.blank()
-        for task, states in self._work(job, self.everyone, downs):
-            new.keep(task.cohort.clients, states)
+        for given, states in self._work(request, self.everyone, downs):
+            new.keep(given.cohort.clients, states)
         self.states = new
 
 

@@ -105,14 +105,14 @@ class CohortPartition:
         self.lengths = {name: Lengths(split.sizes) for name, split in held.items()}
         self.lengths["train"] = Lengths(data.train.sizes, method.train.batch_size, method.train.drop_last)
 
-    def __call__(self, job: Request, clients: Tensor, limit: int, device: torch.device) -> list[Cohort]:
+    def __call__(self, request: Request, clients: Tensor, limit: int, device: torch.device) -> list[Cohort]:
         """Cohorts of at most `limit` clients."""
-        if job.task == "score_global" and not (self.by_client or job.every):  # a few large forward passes
+        if request.action == "score_global" and not (self.by_client or request.every):  # a few large forward passes
             return [cohort_of(clients, torch.arange(len(clients)), device)]
-        split: Split = getattr(self.data, job.split)
+        split: Split = getattr(self.data, request.split)
         sizes = [split.sizes[client] for client in clients.tolist()]
         cohorts = []
-        for length, group in (of_one_size if self.exact else self.lengths[job.split].groups)(sizes):
+        for length, group in (of_one_size if self.exact else self.lengths[request.split].groups)(sizes):
             even = -(-len(group) // -(-len(group) // limit))
             group.sort(key=sizes.__getitem__)
             parts = (sorted(group[part]) for part in slices(len(group), even))

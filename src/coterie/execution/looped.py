@@ -76,16 +76,19 @@ class Looped(LocalBackend):
         """As many clients as their states allow; the processes share the work of a cohort."""
         return max(min(COHORT, COHORT_BYTES // max(self.burden, 1)), self.processes)
 
-    def cohorts(self, job: Request, clients: Tensor) -> list[Cohort]:
+    def cohorts(self, request: Request, clients: Tensor) -> list[Cohort]:
         return consecutive(clients, self.limit, self.device)
 
-    def compute(self, job: Request, cohort: Cohort, states: Any, downs: Any) -> Any:
+    def compute(self, request: Request, cohort: Cohort, states: Any, downs: Any) -> Any:
         ids = cohort.clients.tolist()
         if self.pool is None:
-            return self.runner.compute(job, ids, states, downs)
+            return self.runner.compute(request, ids, states, downs)
         try:
             shares = [
-                (rows, self.pool.submit(in_worker, packed((job, *tree.pick((cohort.clients, states, downs), rows)))))
+                (
+                    rows,
+                    self.pool.submit(in_worker, packed((request, *tree.pick((cohort.clients, states, downs), rows)))),
+                )
                 for rows in shares_of(ids, self.data.train.sizes, self.processes)
             ]
             parts = [unpacked(future.result()) for _, future in shares]
@@ -124,35 +127,37 @@ class ClientRunner:
         self.method, self.model, self.data, self.seed = method, model, data, seed
         self.samples: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}
 
-    def compute(self, job: Request, clients: list[int], states: Any, downs: Any) -> Any:
+    def compute(self, request: Request, clients: list[int], states: Any, downs: Any) -> Any:
         """Compute each client with its row of states and downs, and stack the results."""
-        given = (states, downs, keys_for(job, self.seed, torch.tensor(clients)))
-        results = [self.work(job, client, *tree.pick(given, row)) for row, client in enumerate(clients)]
+        given = (states, downs, keys_for(request, self.seed, torch.tensor(clients)))
+        results = [self.work(request, client, *tree.pick(given, row)) for row, client in enumerate(clients)]
         return tree.join([tree.apply(lambda t: t[None], result) for result in results])
 
-    def work(self, job: Request, client: int, state: Any, down: Any, key: Tensor) -> Any:
+    def work(self, request: Request, client: int, state: Any, down: Any, key: Tensor) -> Any:
         """Compute one client; errors name the client, the task and the round."""
         try:
-            return self._work(job, client, state, down, key)
+            return self._work(request, client, state, down, key)
         except CoterieError:
             raise
         except Exception as error:
-            turn = f", round {job.turn.round}" if job.turn.round >= 0 else ""
+            turn = f", round {request.turn.round}" if request.turn.round >= 0 else ""
             if users_lines(error) and not out_of_memory(error):
-                raise failure(f"{self.method.title} failed for client {client} in {job.task}{turn}", error) from error
-            error.add_note(f"This happened to client {client} in {job.task}{turn}.")
+                raise failure(
+                    f"{self.method.title} failed for client {client} in {request.action}{turn}", error
+                ) from error
+            error.add_note(f"This happened to client {client} in {request.action}{turn}.")
             raise
 
-    def _work(self, job: Request, client: int, state: Any, down: Any, key: Tensor) -> Any:
-        x, y = self._samples(job.split, client)
-        if not job.task.startswith("score"):  # for dropout and other layers that draw random numbers
+    def _work(self, request: Request, client: int, state: Any, down: Any, key: Tensor) -> Any:
+        x, y = self._samples(request.split, client)
+        if not request.action.startswith("score"):  # for dropout and other layers that draw random numbers
             draws = torch.default_generator if x.device.type == "cpu" else torch
             draws.manual_seed(random.derive(int(key), random.DROPOUT))
-        rate = torch.tensor(job.turn.rate, dtype=self.model.mean.dtype, device=x.device)
+        rate = torch.tensor(request.turn.rate, dtype=self.model.mean.dtype, device=x.device)
         data = Data(
             x, y, key.to(x.device), rate, self.data.classes, self.data.transform, alone=True, draws=self.model.hashed
         )
-        return act(self.method, self.model, job, data, state, down)
+        return act(self.method, self.model, request, data, state, down)
 
     def _samples(self, split: str, client: int) -> tuple[Tensor, Tensor]:
         if (split, client) not in self.samples:
@@ -219,8 +224,8 @@ def writable(array: Any) -> Any:
 
 def in_worker(parcel: Packed) -> Packed:
     assert _runner is not None, "the worker process was not set up"
-    job, clients, states, downs = unpacked(parcel)
-    return packed(_runner.compute(job, clients.tolist(), states, downs))
+    request, clients, states, downs = unpacked(parcel)
+    return packed(_runner.compute(request, clients.tolist(), states, downs))
 
 
 def rehearse_in_worker() -> None:

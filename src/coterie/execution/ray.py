@@ -85,47 +85,47 @@ class Ray(LocalBackend):
             self._release()
             raise
 
-    def cohorts(self, job: Request, clients: Tensor) -> list[Cohort]:
+    def cohorts(self, request: Request, clients: Tensor) -> list[Cohort]:
         if self.stacked:
-            return self.partition(job, clients, self.most or -(-len(clients) // self.num_workers), self.device)
+            return self.partition(request, clients, self.most or -(-len(clients) // self.num_workers), self.device)
         shares = shares_of(clients.tolist(), self.data.train.sizes, self.num_workers)
         return [cohort_of(clients, rows.sort().values, self.device) for rows in shares]
 
-    def compute(self, job: Request, cohort: Cohort, states: Any, downs: Any) -> Any:
-        return next(self.each(job, [CohortInput(cohort, states, downs)]))[1]
+    def compute(self, request: Request, cohort: Cohort, states: Any, downs: Any) -> Any:
+        return next(self.each(request, [CohortInput(cohort, states, downs)]))[1]
 
-    def each(self, job: Request, tasks: Iterable[CohortInput]) -> Iterator[tuple[CohortInput, Any]]:
+    def each(self, request: Request, inputs: Iterable[CohortInput]) -> Iterator[tuple[CohortInput, Any]]:
         """Give every idle worker the next cohort."""
         again: deque[tuple[CohortInput, int]] = deque()  # with the number of attempts
-        to_do, idle = ((task, 1) for task in tasks), list(self.workers)
+        to_do, idle = ((one, 1) for one in inputs), list(self.workers)
         running: dict[Any, tuple[Any, CohortInput, int]] = {}
         while True:
-            while idle and (given := again.popleft() if again else next(to_do, None)):
-                task, tried = given
-                about = (job, task.cohort.clients, tuple(task.cohort[3:]), task.states, task.downs)
+            while idle and (waiting := again.popleft() if again else next(to_do, None)):
+                given, tried = waiting
+                about = (request, given.cohort.clients, tuple(given.cohort[3:]), given.states, given.downs)
                 worker = idle.pop()
-                running[worker.compute.remote(packed(about))] = worker, task, tried
+                running[worker.compute.remote(packed(about))] = worker, given, tried
             if not running:
                 return
             (done,), _ = ray().wait(list(running), num_returns=1)
-            worker, task, tried = running.pop(done)
+            worker, given, tried = running.pop(done)
             try:
                 result = unpacked(ray().get(done))
             except ray().exceptions.RayTaskError as error:  # an error in the client's work
                 raise error.cause from None
             except ray().exceptions.RayError:
-                whose = ", ".join(map(str, task.cohort.clients.tolist()))
+                whose = ", ".join(map(str, given.cohort.clients.tolist()))
                 if tried == TRIES:
                     raise CoterieError(
-                        f"{TRIES} workers died one after the other at the {job.task} of client {whose} "
+                        f"{TRIES} workers died one after the other at the {request.action} of client {whose} "
                         "(out of memory?); try fewer with --ray-workers"
                     ) from None
-                log.warning("a Ray worker died at the %s of client %s, which is computed again", job.task, whose)
-                again.append((task, tried + 1))
+                log.warning("a Ray worker died at the %s of client %s, which is computed again", request.action, whose)
+                again.append((given, tried + 1))
                 idle += self._replace(worker)
             else:
                 idle.append(worker)
-                yield task, tree.apply(lambda t: t.to(self.device), result)
+                yield given, tree.apply(lambda t: t.to(self.device), result)
 
     def close(self) -> None:
         super().close()
@@ -182,10 +182,10 @@ class RayWorker:
         pass
 
     def compute(self, parcel: Packed) -> Packed:
-        job, clients, about, states, downs = unpacked(parcel)
+        request, clients, about, states, downs = unpacked(parcel)
         device = self.backend.device
         cohort = cohort_of(clients, torch.arange(len(clients)), device, *about)
-        return packed(self.backend.compute(job, cohort, *moved((states, downs), device)))
+        return packed(self.backend.compute(request, cohort, *moved((states, downs), device)))
 
 
 def moved(trees: Any, device: torch.device) -> Any:

@@ -25,7 +25,7 @@ class Turn(NamedTuple):
 class Request(NamedTuple):
     """What a backend asks of clients."""
 
-    task: str  # join, train, finish, score or score_global
+    action: str  # join, train, finish, score or score_global
     split: str = "train"  # the samples that it uses
     turn: Turn = Turn(-1)
     every: bool = False  # score, score_global: every metric of the task, not only the primary one
@@ -60,20 +60,20 @@ def consecutive(clients: Tensor, limit: int, device: torch.device) -> list[Cohor
     return [cohort_of(clients, rows, device) for rows in torch.arange(len(clients)).split(limit)]  # type: ignore[no-untyped-call]
 
 
-def act(method: AnyMethod, model: Model, job: Request, data: Data, state: Any, down: Any) -> Any:
+def act(method: AnyMethod, model: Model, request: Request, data: Data, state: Any, down: Any) -> Any:
     """Process a request on one client. `LocalBackend.compute` says what it returns."""
-    match job.task:
+    match request.action:
         case "join":
-            return method.client_init(model, data, job.shared)
+            return method.client_init(model, data, request.shared)
         case "train":
             return method.client_train(model, state, down, data)
         case "finish":
             return method.client_finish(model, state, down, data)
         case "score":
-            return score(lambda x: method.client_predict(model, state, down, x), data, model.task, job.every)
+            return score(lambda x: method.client_predict(model, state, down, x), data, model.task, request.every)
         case "score_global":
-            return score(lambda x: global_logits(method, model, job.shared, x), data, model.task, job.every)
-    raise ValueError(f"unknown client task '{job.task}'")
+            return score(lambda x: global_logits(method, model, request.shared, x), data, model.task, request.every)
+    raise ValueError(f"unknown action '{request.action}'")
 
 
 def keys(seed: int, turn: Turn, clients: Tensor) -> Tensor:
@@ -81,9 +81,9 @@ def keys(seed: int, turn: Turn, clients: Tensor) -> Tensor:
     return random.derive(random.seed_key(seed, turn.round), clients)
 
 
-def keys_for(job: Request, seed: int, clients: Tensor) -> Tensor:
+def keys_for(request: Request, seed: int, clients: Tensor) -> Tensor:
     """(S,) keys for a request. Predictions draw no random numbers, so any will do for scores."""
-    return clients if job.task.startswith("score") else keys(seed, job.turn, clients)
+    return clients if request.action.startswith("score") else keys(seed, request.turn, clients)
 
 
 def send(method: AnyMethod, server: Any, clients: Tensor) -> Any:

@@ -68,26 +68,28 @@ class Stacked(LocalBackend):
             return self.most
         return largest_cohort(self.device, self.burden)
 
-    def cohorts(self, job: Request, clients: Tensor) -> list[Cohort]:
-        return self.partition(job, clients, self.limit, self.device)
+    def cohorts(self, request: Request, clients: Tensor) -> list[Cohort]:
+        return self.partition(request, clients, self.limit, self.device)
 
-    def compute(self, job: Request, cohort: Cohort, states: Any, downs: Any) -> Any:
+    def compute(self, request: Request, cohort: Cohort, states: Any, downs: Any) -> Any:
         with devices.selected(self.device), fused_on(self.device), attention_for_vmap(self.device):
-            if job.task == "score_global" and not (self.model.tests_by_client or job.every):
-                held = self.samples[job.split]
-                return held.score_global(self.method, self.fast, job.shared, cohort.ids)
-            made = self._fitting(job, cohort, states, downs)
-            if not job.task.startswith("score") or (isinstance(self.model.task.metric, SummedMetric) and not job.every):
+            if request.action == "score_global" and not (self.model.tests_by_client or request.every):
+                held = self.samples[request.split]
+                return held.score_global(self.method, self.fast, request.shared, cohort.ids)
+            made = self._fitting(request, cohort, states, downs)
+            if not request.action.startswith("score") or (
+                isinstance(self.model.task.metric, SummedMetric) and not request.every
+            ):
                 return made
-            task, labels = self.fast.task, self.samples[job.split].labels(cohort)
+            task, labels = self.fast.task, self.samples[request.split].labels(cohort)
             rows = zip(made, labels, strict=True)
-            return torch.stack([measured(task, output[: len(y)], y, job.every) for output, y in rows])
+            return torch.stack([measured(task, output[: len(y)], y, request.every) for output, y in rows])
 
-    def _fitting(self, job: Request, cohort: Cohort, states: Any, downs: Any) -> Any:
+    def _fitting(self, request: Request, cohort: Cohort, states: Any, downs: Any) -> Any:
         """Compute the cohort, in halves if it does not fit into memory, unrecorded if it cannot be recorded."""
         count = size = len(cohort.clients)
         try:
-            return self._run(job, cohort, states, downs)
+            return self._run(request, cohort, states, downs)
         except RuntimeError as error:
             if out_of_memory(error):
                 if count == 1:
@@ -103,26 +105,26 @@ class Stacked(LocalBackend):
         for part in slices(count, size):
             half = cohort._replace(clients=cohort.clients[part], ids=cohort.ids[part], rows=cohort.rows[part])
             rows = torch.arange(part.start, part.stop, device=self.device)
-            parts.append(self._fitting(job, half, *tree.pick((states, downs), rows)))
+            parts.append(self._fitting(request, half, *tree.pick((states, downs), rows)))
         return tree.join(parts)
 
-    def _run(self, job: Request, cohort: Cohort, states: Any, downs: Any) -> Any:
-        held = self.samples[job.split]
+    def _run(self, request: Request, cohort: Cohort, states: Any, downs: Any) -> Any:
+        held = self.samples[request.split]
         given, dims, form = lean((states, downs))
 
         def client(x: Tensor, y: Tensor, real: Any, key: Tensor, rate: Tensor, shared: Any, given: Any) -> Any:
             mask = real if isinstance(real, Tensor) else None
             data = Data(x, y, key, rate, self.data.classes, self.data.transform, mask, draws=self.model.hashed)
-            return act(self.method, self.fast, job._replace(shared=shared), data, *given)
+            return act(self.method, self.fast, request._replace(shared=shared), data, *given)
 
         def body(samples: Tensor, real: Any, key: Tensor, rate: Tensor, shared: Any, given: Any) -> Any:
             together = torch.func.vmap(client, in_dims=(0, 0, 0, 0, None, None, dims))
             return together(sampling.take(held.x, samples), held.y[samples], real, key, rate, shared, given)
 
-        key = keys_for(job, self.seed, cohort.ids)
-        rate = torch.full((), job.turn.rate, dtype=self.model.mean.dtype, device=self.device)
-        inputs = (*held.padded(cohort), key, rate, job.shared, given)
-        return self.graphs.run(f"{job.task} {job.split} {job.every} {form}", body, inputs)
+        key = keys_for(request, self.seed, cohort.ids)
+        rate = torch.full((), request.turn.rate, dtype=self.model.mean.dtype, device=self.device)
+        inputs = (*held.padded(cohort), key, rate, request.shared, given)
+        return self.graphs.run(f"{request.action} {request.split} {request.every} {form}", body, inputs)
 
 
 def lean(given: Any) -> tuple[Any, Any, str]:

@@ -83,24 +83,24 @@ class Streams(LocalBackend):
     def limit(self) -> int:
         return self.most or max(largest_cohort(self.device, self.burden), len(self.branches))
 
-    def cohorts(self, job: Request, clients: Tensor) -> list[Cohort]:
+    def cohorts(self, request: Request, clients: Tensor) -> list[Cohort]:
         return consecutive(clients, self.limit, self.device)
 
-    def compute(self, job: Request, cohort: Cohort, states: Any, downs: Any) -> Any:
+    def compute(self, request: Request, cohort: Cohort, states: Any, downs: Any) -> Any:
         with devices.selected(self.device), fused_on(self.device, channels_last=True):
-            held, task = self.samples[job.split], self.model.task
-            if job.task == "score_global" and not (self.model.tests_by_client or job.every):
-                return held.score_global(self.method, self.model, job.shared, cohort.ids)
-            made = self._fitting(job, cohort, states, downs)
-            if job.task.startswith("score") and (job.every or not isinstance(task.metric, SummedMetric)):
+            held, task = self.samples[request.split], self.model.task
+            if request.action == "score_global" and not (self.model.tests_by_client or request.every):
+                return held.score_global(self.method, self.model, request.shared, cohort.ids)
+            made = self._fitting(request, cohort, states, downs)
+            if request.action.startswith("score") and (request.every or not isinstance(task.metric, SummedMetric)):
                 rows = zip(made, held.labels(cohort), strict=True)
-                made = [measured(task, output, y, job.every) if len(y) else output for output, y in rows]
+                made = [measured(task, output, y, request.every) if len(y) else output for output, y in rows]
             return tree.join([tree.apply(lambda t: t[None], row) for row in made])
 
-    def _fitting(self, job: Request, cohort: Cohort, states: Any, downs: Any) -> list[Any]:
+    def _fitting(self, request: Request, cohort: Cohort, states: Any, downs: Any) -> list[Any]:
         """Compute the cohort, on fewer branches if it does not fit into GPU memory, unrecorded if it cannot be."""
         try:
-            return self._run(job, cohort, states, downs)
+            return self._run(request, cohort, states, downs)
         except RuntimeError as error:
             if out_of_memory(error):
                 if len(self.branches) == 1:
@@ -113,26 +113,30 @@ class Streams(LocalBackend):
             else:
                 raise
         torch.cuda.empty_cache()
-        return self._fitting(job, cohort, states, downs)
+        return self._fitting(request, cohort, states, downs)
 
-    def _run(self, job: Request, cohort: Cohort, states: Any, downs: Any) -> list[Any]:
+    def _run(self, request: Request, cohort: Cohort, states: Any, downs: Any) -> list[Any]:
         """What each client of the cohort computes."""
-        held, clients = self.samples[job.split], cohort.clients.tolist()
+        held, clients = self.samples[request.split], cohort.clients.tolist()
         made: list[Any] = [None] * len(clients)
-        key = keys_for(job, self.seed, cohort.ids)
-        rate = torch.full((), job.turn.rate, dtype=self.model.mean.dtype, device=self.device)
+        key = keys_for(request, self.seed, cohort.ids)
+        rate = torch.full((), request.turn.rate, dtype=self.model.mean.dtype, device=self.device)
 
         def client(places: Tensor, key: Tensor, rate: Tensor, shared: Any, given: Any) -> Any:
             x, y = held.x[places], held.y[places]
             data = Data(x, y, key, rate, self.data.classes, self.data.transform, draws=self.model.hashed)
-            return act(self.method, self.model, job._replace(shared=shared), data, *tree.apply(channels_last, given))
+            return act(
+                self.method, self.model, request._replace(shared=shared), data, *tree.apply(channels_last, given)
+            )
 
         def work(branch: Branch, rows: Sequence[int]) -> Generator[None, None, None]:
             for row in rows:
-                given = (held.places(clients[row]), key[row], rate, job.shared, tree.pick((states, downs), row))
-                made[row] = yield from branch.graphs.parts(f"{job.task} {job.split} {job.every}", client, given)
+                given = (held.places(clients[row]), key[row], rate, request.shared, tree.pick((states, downs), row))
+                made[row] = yield from branch.graphs.parts(
+                    f"{request.action} {request.split} {request.every}", client, given
+                )
 
-        shares = self._shares(job, clients)
+        shares = self._shares(request, clients)
         with forked(self.branches, self.device):
             running = deque((b, work(b, rows)) for b, rows in zip(self.branches, shares, strict=True))
             while running:
@@ -142,15 +146,15 @@ class Streams(LocalBackend):
                         running.append((branch, parts))
         return made
 
-    def _shares(self, job: Request, clients: Sequence[int]) -> list[list[int]]:
+    def _shares(self, request: Request, clients: Sequence[int]) -> list[list[int]]:
         """Rows for every branch: the largest client first, each where it is done first."""
-        train, sizes = self.method.train, self.split(job.split).sizes
+        train, sizes = self.method.train, self.split(request.split).sizes
         load: list[int] = [0] * len(self.branches)
         shares: list[list[int]] = [[] for _ in self.branches]
         for row in sorted(range(len(clients)), key=lambda row: -sizes[clients[row]]):
             size = sizes[clients[row]]
-            steps = -(-size // train.batch_size) * (train.local_epochs if job.task == "train" else 1)
-            form = (job.task, job.split, job.every, size)
+            steps = -(-size // train.batch_size) * (train.local_epochs if request.action == "train" else 1)
+            form = (request.action, request.split, request.every, size)
             done = [old + steps + RECORDING * (form not in b.met) for old, b in zip(load, self.branches, strict=True)]
             first = done.index(min(done))
             load[first] = done[first]
