@@ -11,6 +11,7 @@ import torch
 
 from coterie.core.batchnorm import AVERAGED, LOCAL, WORDS, KeptNorms, kept_names
 from coterie.core.data import FederatedData
+from coterie.core.errors import some_of
 from coterie.core.method import AnyMethod
 from coterie.core.model import Model
 from coterie.core.printable import printable
@@ -18,7 +19,7 @@ from coterie.core.task import Classification, Task
 from coterie.core.training import LocalTraining
 from coterie.core.wrapper import innermost, lasting
 from coterie.data import describe_input
-from coterie.data.describe import some
+from coterie.data.describe import SHOWN
 from coterie.data.user.pooled import GUESSED
 from coterie.execution import Backend, LocalBackend
 from coterie.federation import Settings
@@ -39,7 +40,7 @@ def opening(backend: Backend, settings: Settings, name: str | None = None) -> li
 
 def data_lines(backend: LocalBackend) -> list[str]:
     data = backend.data
-    names = f" ({some(data.client_names, 6)})" if data.client_names else ""
+    names = f" ({some_of(data.client_names, 6)})" if data.client_names else ""
     settings = data.partition.settings if data.partition is not None else {}
     guess = f" ({GUESSED} from the labels; --task or task=... names another)" if settings.get("task") == GUESSED else ""
     return [
@@ -57,8 +58,8 @@ def label_lines(data: FederatedData) -> list[str]:
         counts = torch.bincount(data.train.y, minlength=data.classes).tolist()
         names = data.class_names or tuple(map(str, range(data.classes)))
         classes = [f"{name}: {n}" for name, n in zip(names, counts, strict=True)]
-        return [f"classes, with training samples: {some(classes)}{positive_words(data.task, names)}"]
-    return [f"labels: {some(data.class_names)}"] if data.class_names else []
+        return [f"classes, with training samples: {some_of(classes, SHOWN)}{positive_words(data.task, names)}"]
+    return [f"labels: {some_of(data.class_names, SHOWN)}"] if data.class_names else []
 
 
 def positive_words(task: Task, names: Sequence[str]) -> str:

@@ -50,7 +50,7 @@ def add_reproduce_flags(parser: argparse.ArgumentParser) -> None:
 
 def do_recipes(chosen: argparse.Namespace) -> None:
     from coterie.core.errors import CoterieError
-    from coterie.papers.recipes import listing, matches, recipes, shortened
+    from coterie.papers.recipes import listing, matches, recipes, terminal_row
 
     words = getattr(chosen, "filter", [])
     listed = [listing(r, getattr(chosen, "data_dir", None)) for r in recipes() if matches(r, words)]
@@ -63,7 +63,7 @@ def do_recipes(chosen: argparse.Namespace) -> None:
 
     groups: dict[str, list[dict[str, str]]] = {}
     for recipe in listed:
-        groups.setdefault(recipe["paper"], []).append(shortened(recipe))
+        groups.setdefault(recipe["paper"], []).append(terminal_row(recipe))
     show_groups(
         groups, "Steps: SGD steps of all clients and methods. Data: whether the dataset was found. --json has more."
     )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.core.errors import CoterieError, shortened
+from coterie.core.errors import CoterieError, some_of
 from coterie.core.packing import Input
 from coterie.core.task import Classification, Task
 
@@ -173,8 +173,8 @@ class FederatedData:
 
     def __repr__(self) -> str:
         held = "" if self.validation is None else f"\n  validation: {self.validation.summary()}"
-        named = f" ({shortened(self.client_names)})" if self.client_names else ""
-        classes = f" ({shortened(self.class_names)})" if self.class_names else ""
+        named = f" ({some_of(self.client_names)})" if self.client_names else ""
+        classes = f" ({some_of(self.class_names)})" if self.class_names else ""
         goal = f"{self.classes} classes{classes}" if self.classes else f"{self.task.described()}{classes}"
         one = f"shape {self.shape}, {str(self.train.x.dtype).removeprefix('torch.')}"
         network = self.transform.input_shape(self.shape)

@@ -30,6 +30,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> CoterieError:
     return CoterieError(f"unknown {what} '{name}': {hint}")
 
 
-def shortened(names: Sequence[str], most: int = 3) -> str:
+def some_of(names: Sequence[str], most: int = 3) -> str:
+    """Such as: a, b, c and 4 more."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{', '.join(names[:most])}{more}"

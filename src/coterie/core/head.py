@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from coterie.core.errors import CoterieError
+from coterie.core.errors import CoterieError, some_of
 from coterie.core.forward import forward
 from coterie.core.packing import Inputs
 
@@ -217,5 +217,4 @@ def has_parameters(module: nn.Module) -> bool:
 def choice(network: nn.Module) -> str:
     """The modules that can be a head, as text for a message."""
     names = [name for name, module in network.named_modules() if name and has_parameters(module)]
-    more = f", and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return f"modules with parameters: {', '.join(names[:LISTED]) or 'none'}{more}"
+    return f"modules with parameters: {some_of(names, LISTED) or 'none'}"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from coterie.core.errors import CoterieError, shortened, unknown
+from coterie.core.errors import CoterieError, some_of, unknown
 
 LISTED = 8  # names in a message, at most
 
@@ -59,7 +59,7 @@ def matching(what: str, pattern: str, names: Sequence[str]) -> frozenset[str]:
         if not chosen:
             known = sorted({*names, *(name.rpartition(".")[0] for name in names)} - {""})
             near = difflib.get_close_matches(part, known, n=1, cutoff=0.5)
-            hint = f"did you mean '{near[0]}'?" if near else f"there are {shortened(known, LISTED)}"
+            hint = f"did you mean '{near[0]}'?" if near else f"there are {some_of(known, LISTED)}"
             raise CoterieError(f"unknown {what} '{part}': {hint}")
         found |= chosen
     return frozenset(found)

@@ -1,4 +1,4 @@
-"""Make text from users' files (names of classes, clients, columns) safe to print."""
+"""Text from users' files (names of classes, clients, columns): safe to print, and as long as there is room."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ def printable(text: str, keep: str = "") -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else json.dumps(c)[1:-1] for c in text)
+
+
+def shortened(text: str, letters: int) -> str:
+    """The text with at most so many letters; the last one is … where it was longer."""
+    return text if len(text) <= letters else f"{text[: letters - 1]}…"
 
 
 class Escaping(logging.Formatter):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from coterie.core.errors import CoterieError, shortened
+from coterie.core.errors import CoterieError, some_of
 from coterie.core.layers import NORMS
 from coterie.core.model import Model, Weights
 from coterie.core.names import matching
@@ -102,7 +102,7 @@ def check_kept(personal: str, model: Model) -> None:
         raise CoterieError(f"personal '{personal}': the {personal} of this network has nothing to train")
     if len(names) == len(flatten(model.start)):
         raise CoterieError(
-            f"personal '{personal}' matches all weights of the network ({shortened(names)}), so there is nothing to "
+            f"personal '{personal}' matches all weights of the network ({some_of(names)}), so there is nothing to "
             "share; choose fewer, or method local"
         )
 

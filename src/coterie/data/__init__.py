@@ -2,7 +2,7 @@
 
 from coterie.data.dataset import Dataset
 from coterie.data.datasets import DATASETS, is_available, load
-from coterie.data.describe import describe_input, some
+from coterie.data.describe import describe_input
 from coterie.data.gather import divide, federate
 from coterie.data.partition import Labels, Partition
 from coterie.data.picture import picture
@@ -25,6 +25,5 @@ __all__ = [
     "load",
     "normalised",
     "picture",
-    "some",
     "transform",
 ]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from coterie.core.data import Column, FederatedData, Transform, is_pixels
+from coterie.core.errors import some_of
 
 SHOWN = 12  # names per line
 FEW = 3  # channels whose statistics are shown
@@ -53,17 +54,18 @@ def numbers(values: Sequence[float]) -> str:
 
 
 def table_lines(columns: Sequence[Column], kind: str) -> list[str]:
-    lines = [f"samples: {len(columns)} columns ({kind}): {some([column.name for column in columns])}"]
+    lines = [f"samples: {len(columns)} columns ({kind}): {some_of([column.name for column in columns], SHOWN)}"]
     texts = [column for column in columns if column.categories]
     if texts:
-        listed = [f"{column.name} ({some(column.categories, 6)})" for column in texts]
-        lines.append(f"one input per category: {some(listed, 6)}")
+        listed = [f"{column.name} ({some_of(column.categories, 6)})" for column in texts]
+        lines.append(f"one input per category: {some_of(listed, 6)}")
     filled = [column for column in columns if column.fill is not None]
     if filled:
-        lines.append(f"missing values are filled with: {some([f'{column.name} {fill(column)}' for column in filled])}")
+        fills = some_of([f"{column.name} {fill(column)}" for column in filled], SHOWN)
+        lines.append(f"missing values are filled with: {fills}")
     marked = [column.name for column in columns if column.indicator]
     if marked:
-        lines.append(f"one more input marks missing values: {some(marked)}")
+        lines.append(f"one more input marks missing values: {some_of(marked, SHOWN)}")
     inputs = sum(len(column.inputs) for column in columns)
     if inputs != len(columns):
         lines.append(f"inputs of the network: {inputs}")
@@ -73,8 +75,3 @@ def table_lines(columns: Sequence[Column], kind: str) -> list[str]:
 def fill(column: Column) -> str:
     assert column.fill is not None
     return column.categories[int(column.fill)] if column.categories else f"{column.fill:g}"
-
-
-def some(names: Sequence[str], most: int = SHOWN) -> str:
-    more = f", ... ({len(names)} in total)" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

@@ -10,7 +10,7 @@ from textwrap import wrap
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.core.printable import printable
+from coterie.core.printable import printable, shortened
 
 LONGEST = 16  # characters of a client's name
 LINE = 48  # characters in a line of the title, which fit on a phone
@@ -50,7 +50,9 @@ def picture(title: str, counts: NDArray[np.int64], names: Sequence[str], client_
     every = -(-(14 if longest else 26) // cell)  # room for a line of text, or for a number
     at = [left + cell * (i + 0.5) for i in range(clients)]
     if longest:
-        parts += [_text(at[i] + 4, bottom + 8, shortened(labels[i]), "end", -90) for i in range(0, clients, every)]
+        parts += [
+            _text(at[i] + 4, bottom + 8, shortened(labels[i], LONGEST), "end", -90) for i in range(0, clients, every)
+        ]
     else:
         parts += [_text(at[i], bottom + 16, labels[i], "middle") for i in range(0, clients, every)]
     scale = 0.48 * cell / sqrt(max(1, counts.max()))
@@ -65,10 +67,6 @@ def picture(title: str, counts: NDArray[np.int64], names: Sequence[str], client_
 
 def shown(text: str) -> str:
     return escape(printable(text))
-
-
-def shortened(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 def _text(x: float, y: float, content: str, anchor: str, turn: int = 0) -> str:

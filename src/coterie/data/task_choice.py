@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from coterie.core.data import FederatedData, Split, Transform
-from coterie.core.errors import CoterieError, shortened, unknown
+from coterie.core.errors import CoterieError, some_of, unknown
 from coterie.core.packing import unpack
 from coterie.core.task import Task
 from coterie.core.tasks import NextToken, task_class
@@ -37,7 +37,7 @@ def with_task(
     if data.class_names and given.get("classes", len(data.class_names)) != len(data.class_names):
         raise CoterieError(
             f"option classes is {given['classes']}, but the labels have {len(data.class_names)} classes: "
-            f"{shortened(data.class_names)}; leave the option out"
+            f"{some_of(data.class_names)}; leave the option out"
         )
     if isinstance(task, Task):
         made = made_by(type(task), {**task.options, **given}) if given else task

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from coterie.core.errors import CoterieError
+from coterie.core.errors import CoterieError, some_of
 from coterie.core.method import Census
 from coterie.core.task import Task
 from coterie.deploy.handshake import Hello, HostedClient, SampleSchema, from_json, read
@@ -143,10 +143,7 @@ class Membership:
         return [client.name for client in self.rows]
 
     def labels(self, clients: Iterable[int], most: int = 20) -> str:
-        found = list(clients)
-        return ", ".join(map(self.label, found[:most])) + (
-            f" and {len(found) - most} more" if len(found) > most else ""
-        )
+        return some_of([self.label(client) for client in clients], most)
 
     @property
     def rows(self) -> list[HostedClient]:

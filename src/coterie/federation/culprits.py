@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from coterie.core import ranges, tree
-from coterie.core.errors import CoterieError, Diverged, out_of_memory, shortened
+from coterie.core.errors import CoterieError, Diverged, out_of_memory, some_of
 from coterie.execution import Answers
 
 log = logging.getLogger("coterie")
@@ -54,7 +54,7 @@ def received(answers: Answers, receive: Receive, number: int, max_left_out: floa
 def attempt(answers: Answers, receive: Receive) -> Any:
     after = receive(answers)
     if not bool(ranges.finite(after)):
-        raise NotFinite(shortened(tree.not_finite(tree.flatten(after))))
+        raise NotFinite(some_of(tree.not_finite(tree.flatten(after))))
     return after
 
 

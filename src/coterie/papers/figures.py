@@ -15,6 +15,7 @@ import numpy as np
 from coterie.analysis import plots
 from coterie.analysis.looks import Look, looks
 from coterie.core.errors import CoterieError
+from coterie.core.printable import shortened
 from coterie.papers.panels import ACCURACY, CurvePanel, HeatPanel, Panels, panels, provenance
 from coterie.papers.recipes import Recipe
 from coterie.papers.results import Found
@@ -166,8 +167,7 @@ def scale(top: float) -> tuple[list[Markup], float]:
 
 def fitting(words: str, wide: float) -> str:
     """Truncate to the available width, also for bold text."""
-    most = int(wide / (1.15 * LETTER))
-    return words if len(words) <= most else f"{words[: most - 1]}…"
+    return shortened(words, int(wide / (1.15 * LETTER)))
 
 
 def publish(recipe: Recipe, found: Found, stem: Path, endings: tuple[str, ...] = (".pdf", ".png")) -> list[Path]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from coterie.core.errors import CoterieError
 from coterie.data.pixels import fitted
 from coterie.data.user import read_table_by
+from coterie.data.user.frames import is_number
 from coterie.data.user.reading import LABELS
 from coterie.data.user.tables import KINDS
 from coterie.personal.arrays import (
@@ -137,13 +138,6 @@ def read_rows(run: SampleForm, path: Path, label_column: str | None = None) -> R
             raise CoterieError(f"{path}, sample {number}: {found_there}; expected {needed} numbers")
     array = np.array([[float(cell) for cell in row] for row in rows]).reshape(len(rows), *run.shape)
     return Rows(as_trained(str(path), array, run.shape, run.dtype), labels)
-
-
-def is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
 
 
 def read_image(run: SampleForm, path: Path, resize: bool) -> Tensor:

@@ -37,8 +37,8 @@ from coterie.privacy.sealed import (
     rows,
     sealed_fields,
     sealed_welcome,
-    some,
     unchanged,
+    with_leaves,
 )
 
 log = logging.getLogger("coterie")
@@ -75,7 +75,9 @@ class Encrypted(Around):
     def server_init(self, model: Model, census: Census) -> Any:
         """Encrypt the initial state, which the server knows, so that it has the form of all later states."""
         server = self.inner.server_init(model, census)
-        start = {name: self._known(value, self.parts.server[name]) for name, value in some(server, self.parts.server)}
+        start = {
+            name: self._known(value, self.parts.server[name]) for name, value in with_leaves(server, self.parts.server)
+        }
         return server._replace(**start)
 
     def server_welcome(self, server: Any) -> Tree:
@@ -107,7 +109,7 @@ class Encrypted(Around):
         return stand_in(server, places(server), 0, columns(places(server)) if total is None else total)
 
     def _sums(self, made: Any, names: Iterable[str], models: Sequence[SealedModel]) -> Any:
-        return made._replace(**{name: self._sum(value, models) for name, value in some(made, names)})
+        return made._replace(**{name: self._sum(value, models) for name, value in with_leaves(made, names)})
 
     def _sum(self, weights: Any, models: Sequence[SealedModel]) -> Sealed:
         """weights: what the inner method computed from the stand-ins of these models."""
@@ -146,7 +148,7 @@ class Encrypted(Around):
 
     def client_train(self, model: Model, state: Any, down: Any, data: Data) -> tuple[Any, Any]:
         state, up = self.inner.client_train(model, state, self.reveal(down), data)
-        return state, up._replace(**{name: self._seal(value) for name, value in some(up, self.parts.up)})
+        return state, up._replace(**{name: self._seal(value) for name, value in with_leaves(up, self.parts.up)})
 
     def client_finish(self, model: Model, state: Any, down: Any, data: Data) -> Any:
         return self.inner.client_finish(model, state, self.reveal(down), data)

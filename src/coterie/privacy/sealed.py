@@ -58,7 +58,7 @@ class SealedModel(NamedTuple):
         return ckks.Term(sealed.ciphertexts, float(sealed.factor), self.whose)
 
 
-def some(message: Any, names: Iterable[str]) -> list[tuple[str, Any]]:
+def with_leaves(message: Any, names: Iterable[str]) -> list[tuple[str, Any]]:
     """These fields, without empty trees: an encoder may have no weights."""
     return [(name, value) for name in names if tree.leaves(value := getattr(message, name))]
 

@@ -14,8 +14,9 @@ from coterie.analysis.looks import COLORS
 from coterie.analysis.plots import PlotLine
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.metric_scale import MetricScale
+from coterie.core.printable import shortened
 from coterie.core.version import VERSION
-from coterie.data.picture import shortened
+from coterie.data.picture import LONGEST
 from coterie.federation.history import clients_text
 from coterie.report.naming import client_label, comparable, dataset
 from coterie.report.sections.costs import summed
@@ -193,7 +194,7 @@ def heads(runs: Sequence[StoredRun], size: FigureSize) -> Figure:
     for ax, (label, run) in zip(axes, first.items(), strict=False):
         final = run.head_weights[-1]
         few = len(final.clients) <= MOST_LABELS // min(2, len(first))
-        names = [shortened(client_label(run, client, "")) for client in final.clients]
+        names = [shortened(client_label(run, client, ""), LONGEST) for client in final.clients]
         plots.heat_map(ax, final.matrix, names if few else [])
         ax.set(title=f"{label}, round {final.round}, seed {run.seed}", xlabel="head of client", ylabel="used by client")
     return figure
@@ -213,7 +214,7 @@ def partition(runs: Sequence[StoredRun], size: FigureSize) -> Figure:
         ax.scatter(across, up, s=area, color=COLORS[0].light, linewidths=0)
         ax.set_yticks(range(counts.shape[1]), [str(name) for name in run.class_table.names])
         if run.client_names and len(counts) <= MOST_LABELS // min(2, len(found)):
-            names = [shortened(client_label(run, i, "")) for i in range(len(counts))]
+            names = [shortened(client_label(run, i, ""), LONGEST) for i in range(len(counts))]
             ax.set_xticks(range(len(counts)), names, rotation=90)
         ax.set(title=f"{name}, {clients_text(len(counts))}", xlabel="client", ylabel="class")
     return figure

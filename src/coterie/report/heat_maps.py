@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.core.printable import shortened
 from coterie.report.charts import svg, text
 from coterie.report.markup import Markup, number, tag
 
@@ -50,7 +51,7 @@ def heat_map(
     left, top = (max(52.0, 12 + 7.2 * letters), 46 + 5.2 * letters) if slanted else (52.0, 46.0)
     cell = size / len(rows)
     every = -(-15 // cell) if slanted else -(-34 // cell) if len(rows) > 12 else 1
-    named = [(i, shortened(label)) for i, label in enumerate(labels) if i % every == 0]
+    named = [(i, shortened(label, LETTERS)) for i, label in enumerate(labels) if i % every == 0]
     across = [_column_label(left + (i + 0.5) * cell, top - 6, label, slanted) for i, label in named]
     down = [text(left - 6, top + (i + 0.5) * cell + 4.5, label, "end") for i, label in named]
     paths = [tag("path", d=d, class_=f"h{level}") for level, d in enumerate(heat_paths(rows))]
@@ -72,7 +73,3 @@ def _column_label(x: float, y: float, label: str, slanted: bool) -> Markup:
     if not slanted:
         return text(x, y, label)
     return tag("text", label, x=x, y=y, text_anchor="start", transform=f"rotate(-45 {number(x)} {number(y)})")
-
-
-def shortened(label: str) -> str:
-    return label if len(label) <= LETTERS else f"{label[: LETTERS - 1]}…"

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from coterie.core import tree
-from coterie.core.errors import Diverged, shortened
+from coterie.core.errors import Diverged, some_of
 from coterie.execution import Backend
 from coterie.federation.history import History, Round
 from coterie.runs.checkpoint_files import Damaged, checksum, filled, from_line, read, reason, to_line, write
@@ -85,7 +85,7 @@ class Checkpoints:
                 same(about["config"], self.config)
                 found = self._usable(about, len(history))
                 if bad := tree.not_finite(tensors):
-                    raise Damaged(f"the server's state of round {about['round']} is not finite ({shortened(bad)})")
+                    raise Damaged(f"the server's state of round {about['round']} is not finite ({some_of(bad)})")
             except Damaged as error:
                 log.warning("a checkpoint is damaged or not finite, trying the previous one: %s", error)
                 continue
@@ -106,7 +106,7 @@ class Checkpoints:
             return
         state = {name: t.detach().to("cpu", copy=True) for name, t in tree.items(server)}
         if bad := tree.not_finite(state):
-            raise Diverged(f"round {number}: the server's state is not finite ({shortened(bad)}); it is not saved")
+            raise Diverged(f"round {number}: the server's state is not finite ({some_of(bad)}); it is not saved")
         saved = self.saved  # the writer thread may change it
         wanted = (self.trained > saved) | torch.isin(self.held, torch.tensor(self.old))
         if history.ended and self.backend.states.row_bytes * self.backend.num_clients <= LARGE:

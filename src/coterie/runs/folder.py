@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from coterie.core import tree
-from coterie.core.errors import CoterieError, Diverged, shortened
+from coterie.core.errors import CoterieError, Diverged, some_of
 from coterie.core.printable import Escaping
 from coterie.federation.history import Round
 from coterie.federation.trained import TrainedFederation
@@ -176,7 +176,7 @@ class Folder:
     def finish(self, result: TrainedFederation) -> None:
         """Write models and result.json, which comes last and marks the run as finished."""
         if bad := tree.not_finite(tree.flatten(result.server)):
-            raise Diverged(f"the server's last state is not finite ({shortened(bad)}); no models are written")
+            raise Diverged(f"the server's last state is not finite ({some_of(bad)}); no models are written")
         try:
             if self.behind:
                 self._tables()

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from coterie.core.data import Transform
+from coterie.core.errors import some_of
 from coterie.core.printable import printable
-from coterie.data.describe import input_lines, some
+from coterie.data.describe import SHOWN, input_lines
 from coterie.data.statistics import fitted
 from coterie.data.user.leaks import look_for_leaks
 from coterie.data.user.pooled import Pooled
@@ -150,7 +151,7 @@ def lines(report: Report) -> list[str]:
         f"{report.path}: {report.form}",
         f"  {len(report.clients):,} clients, {samples}: {sides} ({report.split})",
         f"  task: {report.task}{hint}",
-        *([f"  {len(report.classes):,} classes: {some(classes)}"] if report.classes else []),
+        *([f"  {len(report.classes):,} classes: {some_of(classes, SHOWN)}"] if report.classes else []),
         *(f"  {line}" for line in report.input),
         f"  values: {report.low:g} to {report.high:g}",
         "",

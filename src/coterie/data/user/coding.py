@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coterie.data.user.frames import number
+from coterie.data.user.frames import is_number
 from coterie.data.user.reading import Array, Notes
 
 if TYPE_CHECKING:
@@ -45,12 +45,6 @@ def conflicts(has: Array, names: Sequence[str]) -> list[tuple[str, int, int]]:
         first, second = (int(np.flatnonzero(has.any(0) & side)[0]) for side in (numeric, ~numeric))
         found.append((CODED, first, second))
     return found
-
-
-def is_number(name: str) -> bool:
-    """Whether a name is a number; 'none' and 'nan' are not."""
-    value = number(name)
-    return value is not None and not np.isnan(value)
 
 
 def divided(has: Array) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -56,6 +57,12 @@ def number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return float("nan") if text.strip().lower() in NOTHING else None
+
+
+def is_number(text: str) -> bool:
+    """Whether a cell is a finite number; a missing value is not."""
+    value = number(text)
+    return value is not None and math.isfinite(value)
 
 
 def code(text: str, known: dict[str, int]) -> float:

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coterie.core.errors import CoterieError, unknown
-from coterie.data.describe import some
+from coterie.core.errors import CoterieError, some_of, unknown
 from coterie.data.user.arrow_columns import parquet_names, read_parquet
 from coterie.data.user.bounds import Unusable
 from coterie.data.user.csv_files import csv_names, read_csv
@@ -115,7 +114,7 @@ def same_columns(columns: Columns, names: Sequence[str], dropped: Sequence[str])
     lacks, more = wanted - set(names), set(names) - wanted - set(dropped)
     if lacks or more:
         found = (("missing", lacks), ("unexpected", more))
-        differences = "; ".join(f"{word}: {some(sorted(which), 10)}" for word, which in found if which)
+        differences = "; ".join(f"{word}: {some_of(sorted(which), 10)}" for word, which in found if which)
         raise Unusable(f"columns differ from those of the first table ({differences})")
 
 

@@ -1,7 +1,7 @@
 """The papers' tables and figures, one YAML file each: what to run, and the numbers that were published."""
 
 from coterie.papers.recipes.inferences import READINGS, Inference, RowReading
-from coterie.papers.recipes.listing import listing, matches, shortened
+from coterie.papers.recipes.listing import listing, matches, terminal_row
 from coterie.papers.recipes.reading import RECIPES, find, read_recipe, recipes
 from coterie.papers.recipes.recipe import (
     ROUNDS,
@@ -32,5 +32,5 @@ __all__ = [
     "matches",
     "read_recipe",
     "recipes",
-    "shortened",
+    "terminal_row",
 ]

@@ -35,7 +35,7 @@ def matches(recipe: Recipe, words: Sequence[str]) -> bool:
     return all(any(word.lower() in text.lower() for text in about) for word in words)
 
 
-def shortened(recipe: dict[str, Any]) -> dict[str, str]:
+def terminal_row(recipe: dict[str, Any]) -> dict[str, str]:
     """Short texts for the columns of a terminal."""
     clients = [str(n) for n in recipe["clients"]]
     return {

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from coterie.core.printable import shortened
 from coterie.federation import History
 from coterie.runs.disk import subfolder
 from coterie.runs.matching import dotted
@@ -41,7 +42,7 @@ class MLflow(Tracker):
             self.mark = mark
             return mark
         self.mark = self.client.create_run(self._experiment(), run_name=folder.resolve().name).info.run_id
-        parameters = [self.mlflow.entities.Param(name, shortened(value)) for name, value in dotted(config)]
+        parameters = [self.mlflow.entities.Param(name, parameter(value)) for name, value in dotted(config)]
         for start in range(0, len(parameters), MOST):
             self.client.log_batch(self.mark, params=parameters[start : start + MOST])
         return self.mark
@@ -72,6 +73,5 @@ class MLflow(Tracker):
         return str(found.experiment_id if found else self.client.create_experiment(name))
 
 
-def shortened(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+def parameter(value: Any) -> str:
+    return shortened(value if isinstance(value, str) else json.dumps(value), LONGEST)
