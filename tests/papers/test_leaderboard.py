@@ -1,4 +1,4 @@
-"""The leaderboard: a protocol as data, equal budgets, no test sample in tuning, files that are merged or refused."""
+"""The leaderboard: rules as data, equal budgets, no test sample in tuning, files that are merged or refused."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from coterie.cli import main
 from coterie.core.errors import CoterieError
 from coterie.data import divide, load
 from coterie.methods import METHODS
-from coterie.papers.leaderboard import BoardFolder, BoardProtocol, jobs_left, read_protocol, run_board, summary
+from coterie.papers.leaderboard import BoardFolder, BoardRules, jobs_left, read_rules, run_board, summary
 from coterie.papers.leaderboard.cells import BoardCircumstances, BoardJob, run_cell
-from coterie.papers.leaderboard.protocol import OWN
+from coterie.papers.leaderboard.rules import OWN
 from coterie.tuning import trials
 
-PROTOCOL = """
+RULES = """
 version: 1
 trials: 3
 tuning_seed: 100
@@ -41,21 +41,21 @@ benchmarks:
 """
 
 
-def protocol_of(folder: Path, text: str = PROTOCOL) -> BoardProtocol:
-    path = folder / "protocol.yaml"
+def rules_of(folder: Path, text: str = RULES) -> BoardRules:
+    path = folder / "rules.yaml"
     path.write_text(text, encoding="utf-8")
-    return read_protocol(path)
+    return read_rules(path)
 
 
 def command(folder: Path, *words: str) -> None:
-    main(["leaderboard", "--protocol", str(folder / "protocol.yaml"), "--out", str(folder / "board"), *words])
+    main(["leaderboard", "--rules", str(folder / "rules.yaml"), "--out", str(folder / "board"), *words])
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a protocol and a whole leaderboard: two methods run, one refuses the network."""
+    """A folder with rules and a whole leaderboard: two methods run, one refuses the network."""
     folder = tmp_path_factory.mktemp("board")
-    protocol_of(folder)
+    rules_of(folder)
     command(folder, "--processes", "1", "--methods", "local", "fedavg", "fedbn", "--format", "csv")
     return folder
 
@@ -70,30 +70,30 @@ def read(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
-# The protocol.
+# The rules.
 
 
-def test_the_protocol_of_coterie_covers_what_it_promises() -> None:
-    protocol = read_protocol()
-    assert len(protocol.seeds) == 5
-    pairs = {(b.recipe.dataset, b.recipe.partition["rule"]) for b in protocol.benchmarks}
+def test_the_rules_of_coterie_covers_what_it_promises() -> None:
+    rules = read_rules()
+    assert len(rules.seeds) == 5
+    pairs = {(b.recipe.dataset, b.recipe.partition["rule"]) for b in rules.benchmarks}
     for dataset in ("fashion-mnist", "cifar10", "cifar100", "fashion-mnist-small"):
         assert {(dataset, rule) for rule in ("dominant", "dirichlet-pac", "pathological", "rotation")} <= pairs
-        alphas = {b.recipe.partition.get("alpha") for b in protocol.benchmarks if b.recipe.dataset == dataset}
+        alphas = {b.recipe.partition.get("alpha") for b in rules.benchmarks if b.recipe.dataset == dataset}
         assert {0.1, 0.5} <= alphas
     assert ("heart-disease", "natural") in pairs
-    quick = {b.recipe.dataset for b in protocol.chosen(["quick"])}
+    quick = {b.recipe.dataset for b in rules.chosen(["quick"])}
     assert quick == {"fashion-mnist-small", "heart-disease"}  # they run anywhere
-    assert [b.id for b in protocol.chosen(None)] == [b.id for b in protocol.chosen(["quick"])]
+    assert [b.id for b in rules.chosen(None)] == [b.id for b in rules.chosen(["quick"])]
 
 
 @pytest.mark.long
 def test_every_method_tries_as_many_settings() -> None:
-    protocol = read_protocol()
-    benchmark = protocol.benchmarks[0]
+    rules = read_rules()
+    benchmark = rules.benchmarks[0]
     for method in METHODS:
-        tried = protocol.candidates(benchmark, method)
-        assert len({json.dumps(one) for one in tried}) == protocol.trials, method
+        tried = rules.candidates(benchmark, method)
+        assert len({json.dumps(one) for one in tried}) == rules.trials, method
         plan = benchmark.plan(method, {})
         own = {name: getattr(plan.method, name, getattr(plan.method.train, name, None)) for name in tried[0]}
         assert tried[0] == own, method  # its defaults
@@ -116,13 +116,13 @@ def test_every_method_tries_as_many_settings() -> None:
 )
 def test_wrong_protocols_are_refused(tmp_path: Path, change: tuple[str, str], said: str) -> None:
     with pytest.raises(CoterieError, match=said):
-        protocol_of(tmp_path, PROTOCOL.replace(*change))
+        rules_of(tmp_path, RULES.replace(*change))
 
 
 def test_a_space_smaller_than_the_budget_is_refused(tmp_path: Path) -> None:
-    protocol = protocol_of(tmp_path, PROTOCOL.replace("0.01..0.5", "[0.01, 0.05]"))
+    rules = rules_of(tmp_path, RULES.replace("0.01..0.5", "[0.01, 0.05]"))
     with pytest.raises(CoterieError, match="has only 2 different settings"):
-        protocol.candidates(protocol.benchmarks[0], "fedavg")
+        rules.candidates(rules.benchmarks[0], "fedavg")
 
 
 # Tuning and results.
@@ -131,9 +131,9 @@ def test_a_space_smaller_than_the_budget_is_refused(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_rules_that_mix_training_and_test_samples_are_refused(tmp_path: Path) -> None:
     rule = "rule: dirichlet, num_clients: 4"
-    text = PROTOCOL.replace("rule: dominant, num_clients: 4, local_size: 40, test_size: 20", rule)
-    protocol = protocol_of(tmp_path, text)
-    job = BoardJob(protocol, protocol.benchmarks[0], "local", None, (0,))
+    text = RULES.replace("rule: dominant, num_clients: 4, local_size: 40, test_size: 20", rule)
+    rules = rules_of(tmp_path, text)
+    job = BoardJob(rules, rules.benchmarks[0], "local", None, (0,))
     with pytest.raises(CoterieError, match="pools training and test samples"):
         job.data(0, None)
 
@@ -141,12 +141,12 @@ def test_rules_that_mix_training_and_test_samples_are_refused(tmp_path: Path) ->
 @pytest.mark.long
 def test_seeds_draw_partitions_and_tuning_sees_no_test_sample() -> None:
     """Of the benchmarks with the included data, in all draws."""
-    protocol = read_protocol()
+    rules = read_rules()
     sources = {name: load(name) for name in ("fashion-mnist-small", "heart-disease")}
-    for benchmark in protocol.chosen(["quick"]):
+    for benchmark in rules.chosen(["quick"]):
         own = {name: value for name, value in benchmark.recipe.partition.items() if name not in ("rule", "seed")}
         rule, source = benchmark.recipe.partition["rule"], sources[benchmark.recipe.dataset]
-        seeds = [{"seed": s} if benchmark.draws else {} for s in (*protocol.seeds, protocol.tuning_seed)]
+        seeds = [{"seed": s} if benchmark.draws else {} for s in (*rules.seeds, rules.tuning_seed)]
         drawn = [divide(source, rule, **own, **seed) for seed in seeds]
         assert not any(partition.merged for partition in drawn)  # train and test are indices of different splits
         assert len({partition.hash for partition in drawn}) == (len(drawn) if benchmark.draws else 1)
@@ -156,8 +156,8 @@ def test_seeds_draw_partitions_and_tuning_sees_no_test_sample() -> None:
 @pytest.mark.long
 def test_trials_are_scored_on_validation_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The data of every trial: a share of the training samples for testing, and no test sample."""
-    protocol, seen = protocol_of(tmp_path), list[Any]()
-    job = BoardJob(protocol, protocol.benchmarks[0], "local", None, ())
+    rules, seen = rules_of(tmp_path), list[Any]()
+    job = BoardJob(rules, rules.benchmarks[0], "local", None, ())
     real: Callable[..., Any] = trials.federate
 
     def federate(clients: Any, *rest: Any, **more: Any) -> Any:
@@ -166,11 +166,11 @@ def test_trials_are_scored_on_validation_samples(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(trials, "federate", federate)
     run_cell(
-        job, BoardFolder(tmp_path / "board", protocol), BoardCircumstances(Execution(processes=1), None, "abc", 1, None)
+        job, BoardFolder(tmp_path / "board", rules), BoardCircumstances(Execution(processes=1), None, "abc", 1, None)
     )
-    full = job.data(protocol.tuning_seed, None)
+    full = job.data(rules.tuning_seed, None)
     known = {row.tobytes() for row in np.asarray(full.train.x)}
-    assert len(seen) == protocol.trials
+    assert len(seen) == rules.trials
     for data in seen:
         assert tuple(data.train.sizes) == (30,) * 4
         assert tuple(data.test.sizes) == (10,) * 4
@@ -196,9 +196,9 @@ def test_the_files_of_a_leaderboard(made: Path) -> None:
 
 
 def test_the_table_by_hand(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    protocol = read_protocol(made / "protocol.yaml")
-    found = BoardFolder(made / "board", protocol).load()
-    board = summary(protocol, found, list(protocol.benchmarks), ["local", "fedavg", "fedbn", "ditto"])
+    rules = read_rules(made / "rules.yaml")
+    found = BoardFolder(made / "board", rules).load()
+    board = summary(rules, found, list(rules.benchmarks), ["local", "fedavg", "fedbn", "ditto"])
     scores = [read(made / "board" / "few" / f"local-seed{seed}.json")["scores"] for seed in (0, 1)]
     spread, cell = Spread.of([sum(own) / 4 for own in scores]), board.cells["few", "Local"]
     assert spread.half is not None
@@ -227,9 +227,9 @@ def test_what_is_done_is_not_run_again(copied: Path) -> None:
 
 
 def test_the_time_limit_leaves_the_rest_for_later(tmp_path: Path) -> None:
-    protocol = protocol_of(tmp_path)
-    folder, lines = BoardFolder(tmp_path / "board", protocol), list[str]()
-    jobs = jobs_left(protocol, protocol.chosen(None), ["local"], [0], {})
+    rules = rules_of(tmp_path)
+    folder, lines = BoardFolder(tmp_path / "board", rules), list[str]()
+    jobs = jobs_left(rules, rules.chosen(None), ["local"], [0], {})
     how: dict[str, Any] = {"how": Execution(processes=1), "data_dir": None, "commit": None, "say": lines.append}
     assert run_board(jobs, folder, max_seconds=1e-6, watching=unwatched, **how) == []
     assert "1 tunings of 3 settings each, and 1 trainings: about 1 min" in lines[0]
@@ -242,9 +242,9 @@ def test_the_time_limit_leaves_the_rest_for_later(tmp_path: Path) -> None:
 
 def test_results_are_packed_and_merged(copied: Path, tmp_path: Path) -> None:
     command(copied, "--show", "--format", "csv", "--pack", str(tmp_path / "all.tar.gz"))
-    other = BoardFolder(tmp_path / "other", read_protocol(copied / "protocol.yaml"))
+    other = BoardFolder(tmp_path / "other", read_rules(copied / "rules.yaml"))
     assert other.merge([tmp_path / "all.tar.gz", copied / "board"]) == 7
-    assert other.load() == BoardFolder(copied / "board", other.protocol).load()
+    assert other.load() == BoardFolder(copied / "board", other.rules).load()
     assert other.merge([copied / "board"]) == 0
 
 
@@ -262,8 +262,8 @@ def change(path: Path, **changes: Any) -> None:
         ),
         ("local-seed0.json", {"scores": [0.1, 7.0]}, "between 0 and 1"),
         ("local-seed0.json", {"settings": {"lr": 9.0}}, "differ in settings"),
-        ("local-seed0.json", {"protocol": "0123"}, "made by another protocol"),
-        ("local-seed0.json", {"seed": 7}, "seed 7 is not a seed of the protocol"),
+        ("local-seed0.json", {"protocol": "0123"}, "made under other rules"),
+        ("local-seed0.json", {"seed": 7}, "seed 7 is not a seed of the rules"),
         ("local-tuning.json", {"settings": {"lr": 9.0}}, "differ in settings"),
         ("local-tuning.json", {"standings": []}, "0 settings, but every method tries 3"),
         ("local-tuning.json", {"benchmark": "none"}, "no benchmark 'none'"),
@@ -272,7 +272,7 @@ def change(path: Path, **changes: Any) -> None:
 def test_conflicting_files_are_refused(
     made: Path, tmp_path: Path, name: str, changes: dict[str, Any], said: str
 ) -> None:
-    mine = BoardFolder(tmp_path / "mine", read_protocol(made / "protocol.yaml"))
+    mine = BoardFolder(tmp_path / "mine", read_rules(made / "rules.yaml"))
     assert mine.merge([made / "board"]) == 7
     shutil.copytree(made / "board", tmp_path / "theirs")
     (tmp_path / "mine" / "few" / "fedavg-seed0.json").unlink()
@@ -283,7 +283,7 @@ def test_conflicting_files_are_refused(
 
 
 def test_provenance_is_no_conflict_and_settings_must_be_those_of_the_tuning(copied: Path, tmp_path: Path) -> None:
-    mine = BoardFolder(tmp_path / "mine", read_protocol(copied / "protocol.yaml"))
+    mine = BoardFolder(tmp_path / "mine", read_rules(copied / "rules.yaml"))
     mine.merge([copied / "board"])
     change(copied / "board" / "few" / "local-seed0.json", seconds=99.0, commit="other", date="2027-01-01")
     assert mine.merge([copied / "board"]) == 0
@@ -300,19 +300,19 @@ def test_provenance_is_no_conflict_and_settings_must_be_those_of_the_tuning(copi
     [
         (["--benchmarks", "fewer"], "unknown benchmark 'fewer': did you mean 'few'?"),
         (["--methods", "fedpacc"], "fedpac"),
-        (["--seeds", "5"], "5 is not a seed of the protocol, whose seeds are 0, 1"),
+        (["--seeds", "5"], "5 is not among the seeds of the rules, 0, 1"),
         (["--jobs", "0"], "--jobs must be at least 1"),
         (["--max-time", "soon"], "max-time must be a time"),
         (["--merge", "nowhere"], "nowhere: no such folder or archive"),
-        (["--merge", "protocol.yaml"], "not an archive"),
+        (["--merge", "rules.yaml"], "not an archive"),
         (["--show"], "has no results"),
-        (["--protocol", "none.yaml"], "none.yaml: cannot be read"),
+        (["--rules", "none.yaml"], "none.yaml: cannot be read"),
     ],
 )
 def test_wrong_commands_say_what_is_wrong(
     here: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
 ) -> None:
-    protocol_of(here)
+    rules_of(here)
     with pytest.raises(SystemExit) as ended:
         command(here, *words)
     assert ended.value.code == 2

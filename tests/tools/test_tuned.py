@@ -9,7 +9,7 @@ from pathlib import Path
 from tools.ledger import tuned
 from tools.ledger.pages import renewed
 
-from coterie.papers.leaderboard import BoardFolder, read_protocol
+from coterie.papers.leaderboard import BoardFolder, read_rules
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -33,7 +33,7 @@ def test_the_page_is_that_of_the_files_and_a_typed_number_shows(tmp_path: Path) 
 
 def test_another_result_makes_another_page(tmp_path: Path) -> None:
     shutil.copytree(RESULTS / tuned.FOLDER, tmp_path / tuned.FOLDER)
-    folder = BoardFolder(tmp_path / tuned.FOLDER, read_protocol())
+    folder = BoardFolder(tmp_path / tuned.FOLDER, read_rules())
     key, content = next((k, c) for k, c in folder.load().items() if k.seed is not None)
     folder.add(key, content | {"scores": [0.125] * len(content["scores"])})
     assert made(tmp_path) != PAGE

@@ -13,16 +13,16 @@ import pytest
 import coterie
 from coterie.core.errors import CoterieError
 from coterie.tuning.adaptive import Adaptive
-from coterie.tuning.schedule import Job, SearchBudget, Trial
 from coterie.tuning.space import Space, Span
 from coterie.tuning.standings import ranked, untried
+from coterie.tuning.strategy import Job, SearchBudget, Trial
 from tests import toy
 
 SPACE: Space = {"lr": Span(1e-4, 1.0, whole=False), "local_epochs": Span(1, 8, whole=True), "combine": [True, False]}
 HERE = coterie.Execution(backend="looped", processes=1)
 
 
-def schedule(count: int = 30, seed: int = 0, eta: int | None = None, **budget: Any) -> Adaptive:
+def adaptive(count: int = 30, seed: int = 0, eta: int | None = None, **budget: Any) -> Adaptive:
     return Adaptive(SPACE, count, 9, [0], SearchBudget(**budget), seed=seed, eta=eta)
 
 
@@ -42,7 +42,7 @@ def trainer(search: Adaptive, seconds: float = 0.0) -> tuple[Callable[[Job], Tri
 def test_the_same_seed_proposes_the_same_candidates() -> None:
     found = []
     for seed in (3, 3, 4):
-        search = schedule(seed=seed)
+        search = adaptive(seed=seed)
         search.run(trainer(search)[0])
         found.append(search.candidates)
     assert found[0] == found[1] != found[2]
@@ -54,7 +54,7 @@ def test_the_same_seed_proposes_the_same_candidates() -> None:
 def test_tpe_learns_from_the_scores() -> None:
     """The later half of the proposals is better than the earlier one, for each of several seeds."""
     for seed in range(3):
-        search = schedule(40, seed)
+        search = adaptive(40, seed)
         search.run(trainer(search)[0])
         scores = [search.merit(number, 9) for number in range(40)]
         assert sum(scores[20:]) > sum(scores[:20])
@@ -63,11 +63,11 @@ def test_tpe_learns_from_the_scores() -> None:
 
 @pytest.mark.parametrize("eta", [None, 3])
 def test_a_search_that_was_cut_proposes_what_an_uncut_one_does(eta: int | None) -> None:
-    whole = schedule(12, eta=eta)
+    whole = adaptive(12, eta=eta)
     train, asked = trainer(whole)
     whole.run(train)
     for cut in range(len(asked) + 1):
-        again = schedule(12, eta=eta)
+        again = adaptive(12, eta=eta)
         again.know([whole.trials[job] for job in asked[:cut]], dict(enumerate(whole.candidates[: asked[cut - 1][0]])))
         train, more = trainer(again)
         again.run(train)
@@ -78,7 +78,7 @@ def test_a_search_that_was_cut_proposes_what_an_uncut_one_does(eta: int | None) 
 def test_asha_stops_candidates_that_are_not_among_the_best_third() -> None:
     """By hand: stages of 1, 3 and 9 rounds. A candidate continues if its rank is within a third of those that were
     measured at its stage so far, itself included; of fewer than three, the best one continues."""
-    search = schedule(9, eta=3)
+    search = adaptive(9, eta=3)
     train, asked = trainer(search)
     search.run(train)
     jobs = iter(asked)
@@ -112,7 +112,7 @@ def test_a_small_space_is_searched_once() -> None:
 
 
 def test_what_diverges_is_a_score_of_zero_and_the_budget_ends_it() -> None:
-    search = schedule(10, rounds=31)
+    search = adaptive(10, rounds=31)
     search.run(lambda job: Trial(job, None, 4, 0.0, "diverged") if job.candidate == 1 else Trial(job, 0.5, 9, 0.0))
     assert [job.candidate for job in search.trials] == [0, 1, 2, 3]  # 9 + 4 + 9 + 9 rounds
     assert search.failed(1) == "diverged"
@@ -121,7 +121,7 @@ def test_what_diverges_is_a_score_of_zero_and_the_budget_ends_it() -> None:
 
 
 def test_other_proposals_than_recorded_are_refused() -> None:
-    search = schedule(4)
+    search = adaptive(4)
     search.know([], {0: {"lr": 0.5, "local_epochs": 1, "combine": True}})
     with pytest.raises(CoterieError, match="started with other libraries: candidate 0 was"):
         search.run(trainer(search)[0])

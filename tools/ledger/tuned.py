@@ -7,7 +7,7 @@ from pathlib import Path
 
 from coterie.analysis.leaderboard import Board, BoardCell, verdict
 from coterie.analysis.ranking import Ranking
-from coterie.papers.leaderboard import BoardFolder, all_methods, read_protocol, summary
+from coterie.papers.leaderboard import BoardFolder, all_methods, read_rules, summary
 from coterie.report.leaderboard import WIDE, diagram
 from coterie.report.markup import Markup, tag
 from coterie.report.page import asset
@@ -21,12 +21,12 @@ DETAILS = ["method", "accuracy", "worst tenth", "calibration error", "MB sent", 
 @cache
 def read(folder: Path) -> tuple[Board, list[str]]:
     """The leaderboard of a folder of results, and the benchmarks that have none."""
-    protocol = read_protocol()
-    found = BoardFolder(folder / FOLDER, protocol).load()
+    rules = read_rules()
+    found = BoardFolder(folder / FOLDER, rules).load()
     run = {key.benchmark for key in found}
-    benchmarks = [benchmark for benchmark in protocol.benchmarks if benchmark.id in run]
-    missing = [benchmark.id for benchmark in protocol.benchmarks if benchmark.id not in run]
-    return summary(protocol, found, benchmarks, all_methods(protocol, found)), missing
+    benchmarks = [benchmark for benchmark in rules.benchmarks if benchmark.id in run]
+    missing = [benchmark.id for benchmark in rules.benchmarks if benchmark.id not in run]
+    return summary(rules, found, benchmarks, all_methods(rules, found)), missing
 
 
 def exists(folder: Path) -> bool:

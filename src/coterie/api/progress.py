@@ -94,7 +94,7 @@ class Bar:
             TextColumn(columns[1]),
             console=on,
         )
-        self.task = self.progress.add_task(title, total=rounds, shown="")
+        self.bar = self.progress.add_task(title, total=rounds, shown="")
         self.live = Live(self.progress, console=on, refresh_per_second=4)
 
     def __enter__(self) -> Bar:
@@ -105,9 +105,9 @@ class Bar:
         self.live.__exit__(*reason)
 
     def __call__(self, record: Round) -> None:
-        self.progress.update(self.task, completed=record.number)
+        self.progress.update(self.bar, completed=record.number)
         if record.scores:
-            self.progress.update(self.task, shown=scores(record))
+            self.progress.update(self.bar, shown=scores(record))
 
 
 class NotebookBar:

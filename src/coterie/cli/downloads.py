@@ -85,12 +85,12 @@ def progress() -> Iterator[Callable[[str, int, int | None], None]]:
         TimeRemainingColumn(),
     )
     bar = Progress(*columns, console=Console(file=sys.stderr), disable=not sys.stderr.isatty())
-    tasks: dict[str, Any] = {}
+    bars: dict[str, Any] = {}
 
     def show(name: str, done: int, total: int | None) -> None:
-        if name not in tasks:
-            tasks[name] = bar.add_task(name, total=total)
-        bar.update(tasks[name], completed=done, total=total)
+        if name not in bars:
+            bars[name] = bar.add_task(name, total=total)
+        bar.update(bars[name], completed=done, total=total)
 
     with bar:
         yield show

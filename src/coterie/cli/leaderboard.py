@@ -24,9 +24,9 @@ def add_board_flags(parser: argparse.ArgumentParser) -> None:
         "--benchmarks", metavar="NAME", nargs="+", help="benchmarks or sets of them; all: every one; default: quick"
     )
     parser.add_argument(
-        "--methods", metavar="METHOD", nargs="+", help="methods; all: every one; default: those of the protocol"
+        "--methods", metavar="METHOD", nargs="+", help="methods; all: every one; default: those of the rules"
     )
-    parser.add_argument("--seeds", metavar="SEED", nargs="+", type=int, help="only these seeds of the protocol")
+    parser.add_argument("--seeds", metavar="SEED", nargs="+", type=int, help="only these seeds of the rules")
     parser.add_argument("--list", action="store_true", help="list the benchmarks, and run nothing")
     parser.add_argument("--show", action="store_true", help="run nothing, only show existing results")
     parser.add_argument("--jobs", type=int, default=1, help="methods at a time, each in its own process; default: 1")
@@ -39,7 +39,7 @@ def add_board_flags(parser: argparse.ArgumentParser) -> None:
         "--out", metavar="FOLDER", default="runs/leaderboard", help="folder of results; default: runs/leaderboard"
     )
     parser.add_argument("--html", metavar="FILE", help="the page; default: leaderboard.html in the folder of results")
-    parser.add_argument("--protocol", metavar="FILE", help="a protocol of your own, a YAML file")
+    parser.add_argument("--rules", metavar="FILE", help="rules of your own, a YAML file")
     parser.add_argument("--data-dir", metavar="FOLDER", help="folder with datasets (or set COTERIE_DATA)")
     parser.add_argument("--commit", help="commit of this code, if git is not available")
     add_format(parser)
@@ -52,23 +52,21 @@ def do_leaderboard(chosen: argparse.Namespace) -> None:
     from coterie.api.progress import errors, watcher
     from coterie.core.errors import CoterieError
     from coterie.federation.ending import seconds
-    from coterie.papers.leaderboard import BoardFolder, jobs_left, read_protocol, run_board, summary
+    from coterie.papers.leaderboard import BoardFolder, jobs_left, read_rules, run_board, summary
     from coterie.report.leaderboard import write_board
 
-    protocol = read_protocol(Path(chosen.protocol)) if hasattr(chosen, "protocol") else read_protocol()
+    rules = read_rules(Path(chosen.rules)) if hasattr(chosen, "rules") else read_rules()
     format = getattr(chosen, "format", "terminal")
     if hasattr(chosen, "list"):
-        sets = {
-            b.id: ", ".join(name for name, own in protocol.sets.items() if b.id in own) for b in protocol.benchmarks
-        }
-        rows = [[b.id, sets[b.id], b.text] for b in protocol.benchmarks]
+        sets = {b.id: ", ".join(name for name, own in rules.sets.items() if b.id in own) for b in rules.benchmarks}
+        rows = [[b.id, sets[b.id], b.text] for b in rules.benchmarks]
         tables.show([tables.TextTable("Benchmarks", ["name", "set", "what"], rows)], format)
         return
-    benchmarks = protocol.chosen(getattr(chosen, "benchmarks", None))
-    methods = protocol.chosen_methods(getattr(chosen, "methods", None))
-    seeds = protocol.chosen_seeds(getattr(chosen, "seeds", None))
+    benchmarks = rules.chosen(getattr(chosen, "benchmarks", None))
+    methods = rules.chosen_methods(getattr(chosen, "methods", None))
+    seeds = rules.chosen_seeds(getattr(chosen, "seeds", None))
     limit = seconds(chosen.max_time) if hasattr(chosen, "max_time") else None
-    folder, wrong = BoardFolder(Path(chosen.out), protocol), list[str]()
+    folder, wrong = BoardFolder(Path(chosen.out), rules), list[str]()
 
     def say(line: str) -> None:
         if format == "terminal":
@@ -78,7 +76,7 @@ def do_leaderboard(chosen: argparse.Namespace) -> None:
         say(f"{folder.merge([Path(path) for path in chosen.merge])} new files were merged into {folder.folder}")
     if not hasattr(chosen, "show"):
         wrong = run_board(
-            jobs_left(protocol, benchmarks, methods, seeds, folder.load()),
+            jobs_left(rules, benchmarks, methods, seeds, folder.load()),
             folder,
             how=Execution(**given(chosen, Execution)),
             data_dir=getattr(chosen, "data_dir", None),
@@ -91,7 +89,7 @@ def do_leaderboard(chosen: argparse.Namespace) -> None:
     found = folder.load()
     if not found:
         raise CoterieError("; ".join(wrong) or f"{folder.folder} has no results; leave out --show to run some")
-    board = summary(protocol, found, benchmarks, methods)
+    board = summary(rules, found, benchmarks, methods)
     tables.show([board.table()], format)
     for method, benchmark, reason in board.reasons:
         say(f"{method} on {benchmark}: {reason}")

@@ -139,8 +139,8 @@ def reproduce(
     if jobs == 1:
         failures = one_by_one(todo, partial(timely, partial(work, watching=watching)))
     else:
-        tasks = [JobSpec(cell.title, cell) for cell in todo]
-        failures = side_by_side(tasks, partial(timely, partial(in_its_process, work)), jobs, say)
+        specs = [JobSpec(cell.title, cell) for cell in todo]
+        failures = side_by_side(specs, partial(timely, partial(in_its_process, work)), jobs, say)
     if over(deadline):
         say(f"{OVER}; the same command continues")
     return [*missing.values(), *failures]

@@ -53,7 +53,7 @@ def page(board: Board) -> str:
         "overview": ("Overview", overview(board)),
         "benchmarks": ("Benchmarks", [one for b in board.benchmarks for one in benchmark(board, b.id)]),
         "gaps": ("Refused and failed", gaps(board)),
-        "protocol": ("How it was made", protocol(board)),
+        "rules": ("How it was made", rules(board)),
     }
     made = [section(name, heading, *content) for name, (heading, content) in parts.items() if content]
     links = [tag("a", heading, href=f"#{name}") for name, (heading, content) in parts.items() if content]
@@ -152,7 +152,7 @@ def gaps(board: Board) -> list[Markup]:
     return [table("Cells without a number", ["method", "benchmark", "reason"], rows, words=True)] if rows else []
 
 
-def protocol(board: Board) -> list[Markup]:
+def rules(board: Board) -> list[Markup]:
     share = f"{100 * board.validation:g} %"
     seeds = ", ".join(map(str, board.seeds))
     about = (

@@ -37,9 +37,9 @@ Work = Callable[[Any], str]  # returns a line to print; workers import it, so it
 Answer = tuple[bool, str]  # whether the job succeeded, and a line to print
 
 
-def side_by_side(tasks: Sequence[JobSpec], work: Work, jobs: int, say: Callable[[str], None]) -> list[str]:
+def side_by_side(specs: Sequence[JobSpec], work: Work, jobs: int, say: Callable[[str], None]) -> list[str]:
     """Run all jobs, started in this order. Returns the failures, which do not stop other jobs."""
-    crew = Crew(tasks, work, jobs, say)
+    crew = Crew(specs, work, jobs, say)
     with stoppable(ENDING) as stop_signal:
         try:
             while busy := crew.busy():
@@ -75,9 +75,9 @@ class Failures:
 class Crew:
     """The workers and the jobs that are left."""
 
-    def __init__(self, tasks: Sequence[JobSpec], work: Work, jobs: int, say: Callable[[str], None]) -> None:
-        self.tasks, self.work, self.jobs, self.say = tasks, work, jobs, say
-        self.waiting = deque(range(len(tasks)))
+    def __init__(self, specs: Sequence[JobSpec], work: Work, jobs: int, say: Callable[[str], None]) -> None:
+        self.specs, self.work, self.jobs, self.say = specs, work, jobs, say
+        self.waiting = deque(range(len(specs)))
         self.workers: list[Worker] = []
         self.failures = Failures()
 
@@ -86,14 +86,14 @@ class Crew:
         while self.waiting and len(self.workers) < self.jobs:
             self.workers.append(Worker(self.work, self.jobs))
         for worker in self.workers:
-            if self.waiting and worker.task is None:
-                worker.begin(self.waiting[0], self.tasks[self.waiting[0]].content)
+            if self.waiting and worker.number is None:
+                worker.begin(self.waiting[0], self.specs[self.waiting[0]].content)
                 self.report(self.waiting.popleft(), "starts")
-        return [worker for worker in self.workers if worker.task is not None]
+        return [worker for worker in self.workers if worker.number is not None]
 
     def receive(self, worker: Worker) -> None:
         """Take the answer of a worker that finished its job or died."""
-        number = worker.task
+        number = worker.number
         assert number is not None
         succeeded, line = worker.answer()
         if not worker.process.is_alive():
@@ -101,10 +101,10 @@ class Crew:
         if succeeded:
             self.report(number, line)
             return
-        self.failures.note(self.tasks[number].title, line)
+        self.failures.note(self.specs[number].title, line)
 
     def report(self, number: int, line: str) -> None:
-        self.say(f"{number + 1}/{len(self.tasks)}  {self.tasks[number].title}  {line}")
+        self.say(f"{number + 1}/{len(self.specs)}  {self.specs[number].title}  {line}")
 
 
 class Worker:
@@ -114,18 +114,18 @@ class Worker:
         context = multiprocessing.get_context("spawn")  # a forked process cannot use the GPU
         self.line, theirs = context.Pipe()
         self.process = context.Process(target=serve, args=(theirs, work, jobs))
-        self.task: int | None = None  # index of its current job
+        self.number: int | None = None  # index of its current job
         with signals_blocked():
             self.process.start()
         theirs.close()  # so that the connection closes when the worker ends
 
-    def begin(self, task: int, content: Any) -> None:
-        self.task = task
+    def begin(self, number: int, content: Any) -> None:
+        self.number = number
         with contextlib.suppress(OSError):  # the worker died; reading the connection reports it
             self.line.send(content)
 
     def answer(self) -> Answer:
-        self.task = None
+        self.number = None
         try:
             answer: Answer = self.line.recv()
         except (EOFError, OSError):
@@ -144,7 +144,7 @@ def end(workers: Sequence[Worker]) -> None:
     """Ask busy workers to stop, so that they stop their own processes; then kill those that have not."""
     for worker in workers:
         worker.line.close()  # idle workers wait for this
-        if worker.task is not None:
+        if worker.number is not None:
             worker.process.terminate()
     deadline = time.monotonic() + GRACE
     try:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from coterie.api.variations import Candidate
 from coterie.core.errors import CoterieError
 from coterie.core.metric_scale import ACCURACY_SCALE, MetricScale
-from coterie.tuning.schedule import BudgetSpent, Job, Schedule, SearchBudget, Stage, Trial, halving
 from coterie.tuning.space import Space, Span
+from coterie.tuning.strategy import BudgetSpent, Job, SearchBudget, SearchStrategy, Stage, Trial, halving
 
 if TYPE_CHECKING:
     import optuna
@@ -35,7 +35,7 @@ def optuna_version() -> str:
     return importlib.metadata.version("optuna")
 
 
-class Adaptive(Schedule):
+class Adaptive(SearchStrategy):
     """tpe: every candidate trains all rounds. asha (eta): after each stage, only the best 1/eta so far continue."""
 
     def __init__(

@@ -33,10 +33,10 @@ from coterie.runs.finding import discard_unstarted, is_complete, new_folder, ope
 from coterie.runs.matching import dotted, same
 from coterie.runs.stopping import Stopped, stoppable
 from coterie.tuning.adaptive import Adaptive, optuna_version
-from coterie.tuning.schedule import Job, Schedule, SearchBudget, Stage, Stages, Trial, halving
 from coterie.tuning.space import ADAPTIVE, TRIALS, candidates, check_search, corners, read_space
 from coterie.tuning.standings import Standing, Tuned, ranked, untried
-from coterie.tuning.trials import SearchTask, Trials, train, without_test
+from coterie.tuning.strategy import Job, SearchBudget, SearchStrategy, Stage, Stages, Trial, halving
+from coterie.tuning.trials import Trials, TrialSetup, train, without_test
 
 VALIDATION = 0.2  # share of each client's training samples
 
@@ -102,49 +102,49 @@ def tune(
     data = data if data is not None else load_clients(protocol=protocol)
     first = settings.pop("seed", 0)
     searched = without_test(data, validation, settings.get("new_clients", 0.0), first)
-    task = make_task(method, model, head, searched, protocol, settings, backend, model_args or {}, train_only)
-    kind = type(make_method(task.method)) if isinstance(task.method, str) else type(task.method)
-    space = read_space(task.title, kind, over)
+    setup = make_setup(method, model, head, searched, protocol, settings, backend, model_args or {}, train_only)
+    kind = type(make_method(setup.method)) if isinstance(setup.method, str) else type(setup.method)
+    space = read_space(setup.title, kind, over)
     check_search(search, trials)
     tried = corners(space) if search in ADAPTIVE else candidates(space, search, trials, search_seed)
-    check(task, tried)
+    check(setup, tried)
     limits = seeds_from(first, seeds), budget(budget_rounds, budget_minutes)
     metric = data.task.metric.scale
-    schedule: Schedule
+    strategy: SearchStrategy
     if search in ADAPTIVE:
         halved = eta if search == "asha" else None
-        schedule = Adaptive(space, trials or TRIALS, task.rounds, *limits, seed=search_seed, eta=halved, metric=metric)
+        strategy = Adaptive(space, trials or TRIALS, setup.rounds, *limits, seed=search_seed, eta=halved, metric=metric)
     else:
-        stages = [Stage(len(tried), task.rounds)]
-        stages = halving(len(tried), task.rounds, eta) if search == "halving" else stages
-        schedule = Stages(tried, stages, *limits, metric)
-    question = about(task, first) | {"over": space, "search": search, "trials": trials, "search seed": search_seed}
+        stages = [Stage(len(tried), setup.rounds)]
+        stages = halving(len(tried), setup.rounds, eta) if search == "halving" else stages
+        strategy = Stages(tried, stages, *limits, metric)
+    question = about(setup, first) | {"over": space, "search": search, "trials": trials, "search seed": search_seed}
     question |= {"eta": eta, "seed": first, "seeds": seeds, "validation": validation}
     question |= {"optuna": optuna_version()} if search in ADAPTIVE else {}  # proposals depend on the version
-    folder = Path(out) if out is not None else new_folder(f"{named(task)}-{data.name}-tuned")
+    folder = Path(out) if out is not None else new_folder(f"{named(setup)}-{data.name}-tuned")
     with begun(folder, question, config or {}):
         kept = Trials(folder)
-        schedule.know(kept.load(), kept.settings)
+        strategy.know(kept.load(), kept.settings)
         try:
-            do_trials(schedule, task, kept, watching)
-            standings = ranked(schedule)
-            best = best_of(standings, schedule)
+            do_trials(strategy, setup, kept, watching)
+            standings = ranked(strategy)
+            best = best_of(standings, strategy)
             place = folder / f"best-{best.number:04}"
-            test = last_run(task, best.settings, place, data, first, watching, config or {}) if final else None
+            test = last_run(setup, best.settings, place, data, first, watching, config or {}) if final else None
         except KeyboardInterrupt as stop:
             again = f"`coterie tune --resume {folder}`" if config else f"coterie.tune with out='{folder}'"
             raise Stopped(f"stopped; {again} resumes it", getattr(stop, "signal", signal.SIGINT)) from None
         share = validation if data.validation is None else None
-        left = untried(schedule)
+        left = untried(strategy)
         tuned = Tuned(
-            task.title, data.name, data.num_clients, task.point, share, schedule.seeds, standings, left, folder, test,
+            setup.title, data.name, data.num_clients, setup.point, share, strategy.seeds, standings, left, folder, test,
             metric,
         )  # fmt: skip
         write(folder / "tuned.json", tuned.as_dict())
     return tuned
 
 
-def make_task(
+def make_setup(
     method: str | AnyMethod,
     model: str | nn.Module | Model | None,
     head: str | None,
@@ -154,7 +154,7 @@ def make_task(
     backend: Execution | str,
     model_args: Mapping[str, Any],
     train_only: str | None,
-) -> SearchTask:
+) -> TrialSetup:
     named = method_name(method) if isinstance(method, str) else method
     made, federation, _, usual_model = choose(named, protocol, About(data.name, data.shape, data.num_clients), settings)
     title = VARIANTS[named][2] if isinstance(named, str) and named in VARIANTS else made.title
@@ -162,17 +162,17 @@ def make_task(
     network = model if model is not None else usual_model
     how = backend if isinstance(backend, Execution) else Execution(backend=backend)
     about_data = (data, protocol, settings, federation.rounds, how)
-    return SearchTask(named, title, point, network, head, *about_data, model_args, train_only)
+    return TrialSetup(named, title, point, network, head, *about_data, model_args, train_only)
 
 
-def check(task: SearchTask, tried: Sequence[Candidate]) -> None:
+def check(setup: TrialSetup, tried: Sequence[Candidate]) -> None:
     """Raise for invalid settings before any training."""
-    for name in task.settings:
+    for name in setup.settings:
         if name in tried[0]:
             raise CoterieError(f"{name} is both set and searched; remove one of the two")
     for candidate in tried:
         try:
-            task.chosen(candidate)
+            setup.chosen(candidate)
         except CoterieError as error:
             raise CoterieError(f"{shown(candidate)}: {error}") from None
 
@@ -184,22 +184,22 @@ def budget(rounds: int | None, minutes: float | None) -> SearchBudget:
     return SearchBudget(rounds, None if minutes is None else 60 * minutes)
 
 
-def about(task: SearchTask, seed: int) -> dict[str, Any]:
+def about(setup: TrialSetup, seed: int) -> dict[str, Any]:
     """Everything that the scores of a search depend on, besides the searched settings."""
     return {
-        "method": task.method if isinstance(task.method, str) else described(task.method),
-        "protocol": task.protocol,
-        "rounds": task.rounds,
-        "settings": task.settings,
-        "data": fingerprint(task.data),
-        "task": described_task(task.data.task),
-        "model": checksum(tree.flatten(task.network(seed).start), {}),
-        "precision": task.how.precision,
+        "method": setup.method if isinstance(setup.method, str) else described(setup.method),
+        "protocol": setup.protocol,
+        "rounds": setup.rounds,
+        "settings": setup.settings,
+        "data": fingerprint(setup.data),
+        "task": described_task(setup.data.task),
+        "model": checksum(tree.flatten(setup.network(seed).start), {}),
+        "precision": setup.how.precision,
     }
 
 
-def named(task: SearchTask) -> str:
-    return task.method if isinstance(task.method, str) else task.title
+def named(setup: TrialSetup) -> str:
+    return setup.method if isinstance(setup.method, str) else setup.title
 
 
 @contextmanager
@@ -239,30 +239,30 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
         part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def do_trials(schedule: Schedule, task: SearchTask, kept: Trials, watching: Watching) -> None:
+def do_trials(strategy: SearchStrategy, setup: TrialSetup, kept: Trials, watching: Watching) -> None:
     """Run the trials that are not done yet."""
     with stoppable() as stop_signal:
 
         def work(job: Job) -> Trial:
             if stop := stop_signal():
                 raise Stopped(by=stop)
-            since, settings = schedule.reached().get((job.candidate, job.seed), 0), schedule.candidates[job.candidate]
-            trial = train(task, settings, job, since, kept.checkpoint(job), watching, stop_signal, schedule.late)
+            since, settings = strategy.reached().get((job.candidate, job.seed), 0), strategy.candidates[job.candidate]
+            trial = train(setup, settings, job, since, kept.checkpoint(job), watching, stop_signal, strategy.late)
             kept.add(trial, settings)
-            if trial.failed or job.rounds == task.rounds:
+            if trial.failed or job.rounds == setup.rounds:
                 kept.forget(job.candidate, job.seed)
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             return trial
 
-        schedule.run(work, kept.forget)
+        strategy.run(work, kept.forget)
         if stop := stop_signal():
             raise Stopped(by=stop)
 
 
-def best_of(standings: Sequence[Standing], schedule: Schedule) -> Standing:
+def best_of(standings: Sequence[Standing], strategy: SearchStrategy) -> Standing:
     if not standings:
-        needed = schedule.stages[0].rounds * len(schedule.seeds)
+        needed = strategy.stages[0].rounds * len(strategy.seeds)
         raise CoterieError(f"the budget ended before one setting was measured; one takes {needed} rounds")
     if standings[0].failed:
         raise CoterieError(f"training failed with every setting: {standings[0].failed}")
@@ -270,7 +270,7 @@ def best_of(standings: Sequence[Standing], schedule: Schedule) -> Standing:
 
 
 def last_run(
-    task: SearchTask,
+    setup: TrialSetup,
     best: Candidate,
     out: Path,
     data: FederatedData,
@@ -282,15 +282,15 @@ def last_run(
     if not is_complete(out):
         discard_unstarted(out)
         command = {"command": {**config["command"], **best, "seed": seed}} if "command" in config else {}
-        with watching(f"{task.title} {shown(best)}, all training samples", task.rounds) as watch:
+        with watching(f"{setup.title} {shown(best)}, all training samples", setup.rounds) as watch:
             try:
                 execute(
-                    task.method, folded(data), task.model, backend=task.how, out=out, resume=out.exists(), watch=watch,
-                    head=task.head, model_args=task.model_args, train_only=task.train_only, protocol=task.protocol,
-                    config=command, **{**task.settings, **best, "seed": seed},
+                    setup.method, folded(data), setup.model, backend=setup.how, out=out, resume=out.exists(),
+                    watch=watch, head=setup.head, model_args=setup.model_args, train_only=setup.train_only,
+                    protocol=setup.protocol, config=command, **{**setup.settings, **best, "seed": seed},
                 )  # fmt: skip
             except CoterieError as error:
                 raise CoterieError(f"the search is done, but the run of the best setting failed: {error}") from None
     outcomes = (open_run(out).result or {})["outcomes"]
-    found: dict[str, Any] = next(o["last"] for o in outcomes if o["measured"] == POINTS[task.point])
+    found: dict[str, Any] = next(o["last"] for o in outcomes if o["measured"] == POINTS[setup.point])
     return {**found, "folder": str(out)}

@@ -13,7 +13,7 @@ from coterie.analysis.tables import TextTable
 from coterie.api.variations import Candidate, shown
 from coterie.core.metric_scale import ACCURACY_SCALE, MetricScale
 from coterie.federation.history import POINTS
-from coterie.tuning.schedule import Schedule
+from coterie.tuning.strategy import SearchStrategy
 
 UNBIASED = "measured once, after the choice, so the choice does not bias it"
 
@@ -129,10 +129,10 @@ def deviation(standing: Standing, metric: MetricScale) -> str:
     return "-" if spread is None or spread.std is None else metric.written(metric.factor * spread.std)
 
 
-def ranked(schedule: Schedule) -> list[Standing]:
+def ranked(strategy: SearchStrategy) -> list[Standing]:
     """Candidates by rounds trained, then by score; only those measured with all seeds, or failed."""
-    found = [standing(schedule, number, settings) for number, settings in enumerate(schedule.candidates)]
-    sign = -1 if schedule.metric.higher else 1
+    found = [standing(strategy, number, settings) for number, settings in enumerate(strategy.candidates)]
+    sign = -1 if strategy.metric.higher else 1
 
     def order(standing: Standing) -> tuple[bool, int, float]:
         mean = standing.spread.mean if standing.spread else 0.0
@@ -141,21 +141,21 @@ def ranked(schedule: Schedule) -> list[Standing]:
     return sorted((s for s in found if s is not None), key=order)
 
 
-def standing(schedule: Schedule, number: int, settings: Candidate) -> Standing | None:
-    own = [trial for trial in schedule.trials.values() if trial.job.candidate == number]
-    seconds, failed = sum(trial.seconds for trial in own), schedule.failed(number)
+def standing(strategy: SearchStrategy, number: int, settings: Candidate) -> Standing | None:
+    own = [trial for trial in strategy.trials.values() if trial.job.candidate == number]
+    seconds, failed = sum(trial.seconds for trial in own), strategy.failed(number)
     if failed:
         return Standing(number, settings, {}, max(trial.reached for trial in own), seconds, failed)
-    for stage in reversed(schedule.stages):
-        if scores := schedule.scores(number, stage.rounds):
+    for stage in reversed(strategy.stages):
+        if scores := strategy.scores(number, stage.rounds):
             return Standing(number, settings, scores, stage.rounds, seconds, None)
     return None
 
 
-def untried(schedule: Schedule) -> list[str]:
-    many = len(schedule.seeds) > 1
+def untried(strategy: SearchStrategy) -> list[str]:
+    many = len(strategy.seeds) > 1
     jobs = [
-        f"{shown(schedule.candidates[job.candidate])}{f', seed {job.seed}' if many else ''} ({job.rounds} rounds)"
-        for job in schedule.untried
+        f"{shown(strategy.candidates[job.candidate])}{f', seed {job.seed}' if many else ''} ({job.rounds} rounds)"
+        for job in strategy.untried
     ]
-    return jobs + schedule.later
+    return jobs + strategy.later

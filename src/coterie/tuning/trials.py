@@ -29,13 +29,13 @@ from coterie.federation.newcomers import keep_out
 from coterie.runs.checkpoint import Checkpoints
 from coterie.runs.disk import read_inside, whole, writing
 from coterie.runs.stopping import Stopped
-from coterie.tuning.schedule import BudgetSpent, Job, Trial
+from coterie.tuning.strategy import BudgetSpent, Job, Trial
 
 log = logging.getLogger("coterie")
 
 
 @dataclass(frozen=True)
-class SearchTask:
+class TrialSetup:
     """What all trials have in common."""
 
     method: str | AnyMethod
@@ -118,7 +118,7 @@ class Trials:
 
 @restored()
 def train(
-    task: SearchTask,
+    setup: TrialSetup,
     candidate: Candidate,
     job: Job,
     since: int,
@@ -132,16 +132,16 @@ def train(
     since: rounds of earlier trials of this candidate. stop_signal: returns the signal that requested a stop after this
     round, or 0. late: whether the time budget is spent, given the seconds of this trial.
     """
-    method, settings, safety = task.chosen(candidate)
+    method, settings, safety = setup.chosen(candidate)
     settings, start = replace(settings, seed=job.seed, rounds=job.rounds), time.monotonic()
-    if job.rounds != task.rounds and method.train.rates.rounds.spans:
+    if job.rounds != setup.rounds and method.train.rates.rounds.spans:
         raise CoterieError(
             f"the learning rates of --schedule {method.train.schedule} depend on the number of rounds, so candidates "
             "cannot train a part of them; use --search grid, random or tpe"
         )
-    clients = place(method, task.network(job.seed), task.data, job.seed, task.how)
+    clients = place(method, setup.network(job.seed), setup.data, job.seed, setup.how)
     clients.largest = safety.max_magnitude
-    checkpoints = Checkpoints(checkpoint, clients, config(clients, settings, task), safety.checkpoint_every)
+    checkpoints = Checkpoints(checkpoint, clients, config(clients, settings, setup), safety.checkpoint_every)
     reached, earlier, at_once = 0, 0.0, False
 
     def restore(server: Any) -> tuple[Any, History]:
@@ -167,11 +167,11 @@ def train(
             raise BudgetSpent
 
     try:
-        with watching(f"{task.title} {shown(candidate)} seed {job.seed}, validation", job.rounds) as watch:
+        with watching(f"{setup.title} {shown(candidate)} seed {job.seed}, validation", job.rounds) as watch:
             _, history = federate(
                 clients, settings, watch, restore=restore, between=between, max_left_out=safety.max_left_out
             )
-        return Trial(job, last(history, task.point), reached, seconds())
+        return Trial(job, last(history, setup.point), reached, seconds())
     except Diverged as error:
         return Trial(job, None, reached, seconds(), str(error))
     except KeyboardInterrupt as stop:
@@ -210,6 +210,6 @@ def usable(checkpoint: Path, rounds: int) -> bool:
     return bool(names)
 
 
-def config(clients: LocalBackend, settings: Settings, task: SearchTask) -> dict[str, Any]:
+def config(clients: LocalBackend, settings: Settings, setup: TrialSetup) -> dict[str, Any]:
     """The configuration that a checkpoint must match; the same for all stages."""
-    return describe(clients, None, replace(settings, rounds=task.rounds), {"execution": asdict(task.how)})
+    return describe(clients, None, replace(settings, rounds=setup.rounds), {"execution": asdict(setup.how)})

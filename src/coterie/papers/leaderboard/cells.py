@@ -26,13 +26,13 @@ from coterie.data import divide, federate, filled
 from coterie.federation.finals import reported_model
 from coterie.federation.history import POINTS
 from coterie.papers.leaderboard.files import SEARCHES, BoardFolder, FileKey
-from coterie.papers.leaderboard.protocol import BASE, Benchmark, BoardProtocol
+from coterie.papers.leaderboard.rules import BASE, Benchmark, BoardRules
 from coterie.papers.reproduce import OutOfTime, over
 from coterie.papers.results import committed, hardware
-from coterie.tuning.schedule import SearchBudget, Stage, Stages
-from coterie.tuning.search import about, begun, best_of, check, do_trials, make_task
+from coterie.tuning.search import about, begun, best_of, check, do_trials, make_setup
 from coterie.tuning.standings import ranked
-from coterie.tuning.trials import SearchTask, Trials, without_test
+from coterie.tuning.strategy import SearchBudget, Stage, Stages
+from coterie.tuning.trials import Trials, TrialSetup, without_test
 
 
 class BoardCircumstances(NamedTuple):
@@ -62,7 +62,7 @@ class BoardCircumstances(NamedTuple):
 class BoardJob(NamedTuple):
     """The remaining work of a cell."""
 
-    protocol: BoardProtocol
+    rules: BoardRules
     benchmark: Benchmark
     method: str
     tuning: dict[str, Any] | None  # its file, if there is one
@@ -75,11 +75,11 @@ class BoardJob(NamedTuple):
     @property
     def work(self) -> float:
         """Local steps of everything that is left."""
-        trials = (1 - self.protocol.validation) * self.protocol.trials if self.tuning is None else 0
+        trials = (1 - self.rules.validation) * self.rules.trials if self.tuning is None else 0
         return self.benchmark.plan(self.method, {}).work * (trials + len(self.seeds))
 
     def header(self, seed: int | None) -> dict[str, Any]:
-        own = self.protocol.hash(self.benchmark, self.method)
+        own = self.rules.hash(self.benchmark, self.method)
         return {"benchmark": self.benchmark.id, "method": self.method, "seed": seed, "protocol": own}
 
     def data(self, seed: int, data_dir: str | None) -> FederatedData:
@@ -125,19 +125,19 @@ def run_cell(
 
 def tune_cell(job: BoardJob, folder: BoardFolder, where: BoardCircumstances, watching: Watching) -> dict[str, Any]:
     """Choose the settings by their score on validation samples. The choice is written, and returned."""
-    start, seed = time.monotonic(), job.protocol.tuning_seed
-    searched = without_test(job.data(seed, where.data_dir), job.protocol.validation, 0.0, seed)
-    tried = job.protocol.candidates(job.benchmark, job.method)
+    start, seed = time.monotonic(), job.rules.tuning_seed
+    searched = without_test(job.data(seed, where.data_dir), job.rules.validation, 0.0, seed)
+    tried = job.rules.candidates(job.benchmark, job.method)
     plan = job.benchmark.plan(job.method, {})
     fixed = {k: v for k, v in job.benchmark.recipe.settings.items() if k not in tried[0]}
     fixed |= {"evaluate_every": plan.federation.rounds, "checkpoint_every": 0}
     base = job.benchmark.recipe.protocol
     content = job.header(None) | {"refused": refusal(job, tried[0], searched, where), "failed": None}
     if content["refused"] is None:
-        task = make_task(job.method, plan.model, None, searched, base, fixed, where.how, {}, None)
-        check(task, tried)
+        setup = make_setup(job.method, plan.model, None, searched, base, fixed, where.how, {}, None)
+        check(setup, tried)
         try:
-            content |= search(job, task, tried, folder, where, watching)
+            content |= search(job, setup, tried, folder, where, watching)
         except Diverged as error:
             content["failed"] = str(error)
     content |= {"seconds": round(time.monotonic() - start, 2), **where.provenance}
@@ -148,7 +148,7 @@ def tune_cell(job: BoardJob, folder: BoardFolder, where: BoardCircumstances, wat
 def refusal(job: BoardJob, settings: Candidate, data: FederatedData, where: BoardCircumstances) -> str | None:
     """Why the method does not accept the data or the network, found by one round; None if it does."""
     plan = job.benchmark.plan(job.method, settings)
-    federation = asdict(replace(plan.federation, rounds=1, evaluate_every=1, seed=job.protocol.tuning_seed))
+    federation = asdict(replace(plan.federation, rounds=1, evaluate_every=1, seed=job.rules.tuning_seed))
     base = job.benchmark.recipe.protocol
     try:
         execute(plan.method, data, plan.model, backend=where.how, protocol=base, **federation)
@@ -161,38 +161,38 @@ def refusal(job: BoardJob, settings: Candidate, data: FederatedData, where: Boar
 
 def search(
     job: BoardJob,
-    task: SearchTask,
+    setup: TrialSetup,
     tried: list[Candidate],
     folder: BoardFolder,
     where: BoardCircumstances,
     watching: Watching,
 ) -> dict[str, Any]:
     """Train all candidates, resumed where they were interrupted. Raises Diverged if none can be trained."""
-    seed, metric = job.protocol.tuning_seed, task.data.task.metric.scale
+    seed, metric = job.rules.tuning_seed, setup.data.task.metric.scale
     place = (
         folder.folder
         / SEARCHES
         / str(FileKey(job.benchmark.id, job.method, None).path.with_suffix("")).replace("/", "-")
     )
     kept = Trials(place)
-    with begun(place, about(task, seed) | {"candidates": tried}, {}):
+    with begun(place, about(setup, seed) | {"candidates": tried}, {}):
         known = kept.load()
         left = None if where.deadline is None else max(where.deadline - time.time(), 1e-3)
         spent = sum(trial.seconds for trial in known)
-        schedule = Stages(
-            tried, [Stage(len(tried), task.rounds)], [seed], SearchBudget(None, left and spent + left), metric
+        strategy = Stages(
+            tried, [Stage(len(tried), setup.rounds)], [seed], SearchBudget(None, left and spent + left), metric
         )
-        schedule.know(known, kept.settings)
-        do_trials(schedule, task, kept, watching)
-        standings = ranked(schedule)
+        strategy.know(known, kept.settings)
+        do_trials(strategy, setup, kept, watching)
+        standings = ranked(strategy)
         if len(standings) < len(tried):
             raise OutOfTime(f"{len(standings)} of {len(tried)} trials done")
     shutil.rmtree(place, ignore_errors=True)
     if standings[0].failed:
         raise Diverged(f"training failed with all {len(tried)} settings: {standings[0].failed}")
     return {
-        "settings": best_of(standings, schedule).settings,
-        "measured": POINTS[task.point],
+        "settings": best_of(standings, strategy).settings,
+        "measured": POINTS[setup.point],
         "metric": metric._asdict(),
         "standings": [standing.as_dict() for standing in standings],
     }

@@ -15,7 +15,7 @@ from coterie.analysis.outcomes import title
 from coterie.core.errors import CoterieError
 from coterie.core.metric_scale import MetricScale
 from coterie.core.validation import MappingReader
-from coterie.papers.leaderboard.protocol import Benchmark, BoardProtocol
+from coterie.papers.leaderboard.rules import Benchmark, BoardRules
 from coterie.papers.results import ResultFolder, Unwritable
 from coterie.runs.disk import check_tree, read_inside, subfolder, whole
 
@@ -50,17 +50,17 @@ Contents = dict[FileKey, dict[str, Any]]
 class BoardFolder(ResultFolder):
     """Such files."""
 
-    def __init__(self, folder: Path, protocol: BoardProtocol) -> None:
+    def __init__(self, folder: Path, rules: BoardRules) -> None:
         super().__init__(folder)
-        self.protocol = protocol
+        self.rules = rules
 
     def load(self) -> Contents:
-        """All files, each valid, and all of this protocol."""
+        """All files, each valid, and all of these rules."""
         found: Contents = {}
         if self.folder.is_dir():
             check_tree(self.folder)
             for path, content in folder_files(self.folder):
-                key = checked(f"{self.folder / path}", content, self.protocol)
+                key = checked(f"{self.folder / path}", content, self.rules)
                 if key.path != path:
                     raise CoterieError(f"{self.folder / path}: its content is {key.text}, which belongs in {key.path}")
                 found[key] = content
@@ -91,7 +91,7 @@ class BoardFolder(ResultFolder):
         for source in sources:
             for path, content in packed_files(source) if source.is_file() else folder_files(existing(source)):
                 where = f"{source}: {path}"
-                key = checked(where, content, self.protocol)
+                key = checked(where, content, self.rules)
                 if key not in known:
                     known[key] = new[key] = content
                     origin[key] = where
@@ -166,22 +166,22 @@ def loaded(where: str, text: bytes) -> dict[str, Any]:
     return content
 
 
-def checked(where: str, content: dict[str, Any], protocol: BoardProtocol) -> FileKey:
-    """The cell and seed that a file belongs to; an error if it is invalid or of another protocol."""
+def checked(where: str, content: dict[str, Any], rules: BoardRules) -> FileKey:
+    """The cell and seed that a file belongs to; an error if it is invalid or of other rules."""
     try:
         keys = MappingReader("", content)
         benchmark, method = keys.take("benchmark", str), method_name(keys.take("method", str))
         seed, own = keys.take("seed", int | None), keys.take("protocol", str)
-        known: dict[str, Benchmark] = {b.id: b for b in protocol.benchmarks}
+        known: dict[str, Benchmark] = {b.id: b for b in rules.benchmarks}
         if benchmark not in known:
-            raise CoterieError(f"the protocol has no benchmark '{benchmark}'")
-        if own != protocol.hash(known[benchmark], method):
+            raise CoterieError(f"the rules have no benchmark '{benchmark}'")
+        if own != rules.hash(known[benchmark], method):
             raise CoterieError(
-                f"was made by another protocol: the definition of {benchmark}, the budget or the space of "
+                f"was made under other rules: the definition of {benchmark}, the budget or the space of "
                 f"{title(method)} has changed; use another folder"
             )
-        if seed is not None and seed not in protocol.seeds:
-            raise CoterieError(f"seed {seed} is not a seed of the protocol")
+        if seed is not None and seed not in rules.seeds:
+            raise CoterieError(f"seed {seed} is not a seed of the rules")
         for name in ("date", "precision"):
             keys.take(name, str)
         keys.take("commit", str | None)
@@ -192,7 +192,7 @@ def checked(where: str, content: dict[str, Any], protocol: BoardProtocol) -> Fil
             return FileKey(benchmark, method, seed)
         keys.take("settings", dict)
         if seed is None:
-            check_standings(keys.take("standings", list), protocol.trials)
+            check_standings(keys.take("standings", list), rules.trials)
         else:
             check_scores(keys)
     except CoterieError as error:

@@ -13,19 +13,19 @@ from coterie.api.progress import Watching
 from coterie.core.errors import CoterieError
 from coterie.papers.leaderboard.cells import BoardCircumstances, BoardJob, run_cell
 from coterie.papers.leaderboard.files import BoardFolder, Contents, FileKey
-from coterie.papers.leaderboard.protocol import Benchmark, BoardProtocol
+from coterie.papers.leaderboard.rules import Benchmark, BoardRules
 from coterie.papers.reproduce import OVER, duration, missing_data, one_by_one, timely
 from coterie.runs.jobs import JobSpec, side_by_side
 
 
 def jobs_left(
-    protocol: BoardProtocol,
+    rules: BoardRules,
     benchmarks: Sequence[Benchmark],
     methods: Sequence[str],
     seeds: Sequence[int],
     found: Contents,
 ) -> list[BoardJob]:
-    """Cells with something to do: benchmark by benchmark, in the order of the protocol."""
+    """Cells with something to do: benchmark by benchmark, in the order of the rules."""
     jobs = []
     for benchmark in benchmarks:
         for method in methods:
@@ -33,7 +33,7 @@ def jobs_left(
             left = tuple(seed for seed in seeds if FileKey(benchmark.id, method, seed) not in found)
             withdrawn = tuning is not None and (tuning.get("refused") or tuning.get("failed"))
             if left and not withdrawn:
-                jobs.append(BoardJob(protocol, benchmark, method, tuning, left))
+                jobs.append(BoardJob(rules, benchmark, method, tuning, left))
     return jobs
 
 
@@ -59,7 +59,7 @@ def run_board(
     if at_once > 1 and how.backend == "ray":
         raise CoterieError("--jobs and --backend ray cannot be combined: a cluster runs the clients of one training")
     for job in jobs:
-        job.protocol.candidates(job.benchmark, job.method)  # fail early
+        job.rules.candidates(job.benchmark, job.method)  # fail early
     folder.make()
     if not jobs:
         return []
@@ -74,8 +74,8 @@ def run_board(
         work = partial(run_cell, folder=folder, where=where, watching=watching)
         failures = one_by_one(able, partial(timely, work))
     else:
-        tasks = [JobSpec(job.title, job) for job in able]
-        failures = side_by_side(tasks, partial(timely, partial(run_cell, folder=folder, where=where)), at_once, say)
+        specs = [JobSpec(job.title, job) for job in able]
+        failures = side_by_side(specs, partial(timely, partial(run_cell, folder=folder, where=where)), at_once, say)
     if where.late():
         say(f"{OVER}; the same command continues")
     return [*missing.values(), *failures]
@@ -85,7 +85,7 @@ def forecast(jobs: Sequence[BoardJob], where: BoardCircumstances, max_seconds: f
     """What will be run, and about how long it takes here, by the second of two rounds on each dataset."""
     tunings = sum(job.tuning is None for job in jobs)
     trainings = sum(len(job.seeds) for job in jobs)
-    trials = jobs[0].protocol.trials
+    trials = jobs[0].rules.trials
     benchmarks = list(dict.fromkeys(job.benchmark.id for job in jobs))
     methods = list(dict.fromkeys(title(job.method) for job in jobs))
     needed = (
@@ -108,7 +108,7 @@ def forecast(jobs: Sequence[BoardJob], where: BoardCircumstances, max_seconds: f
 
 def pace(job: BoardJob, where: BoardCircumstances) -> float:
     """Seconds per local step, on the data of the tuning."""
-    plan, seed = job.benchmark.plan(job.method, {}), job.protocol.tuning_seed
+    plan, seed = job.benchmark.plan(job.method, {}), job.rules.tuning_seed
     federation = asdict(replace(plan.federation, rounds=2, evaluate_every=2, seed=seed))
     data, base = job.data(seed, where.data_dir), job.benchmark.recipe.protocol
     result = execute(plan.method, data, plan.model, backend=where.how, protocol=base, **federation)

@@ -1,4 +1,4 @@
-"""Schedules: which candidate trains for how many rounds, within the budget. Independent of the training itself."""
+"""Search strategies: which candidate trains for how many rounds, within the budget. Independent of training."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def halving(candidates: int, rounds: int, eta: int) -> list[Stage]:
     return [Stage(candidates // eta**k, rounds // eta ** (steps - k)) for k in range(steps + 1)]
 
 
-class Schedule(ABC):
+class SearchStrategy(ABC):
     """The trials of a search. Decisions depend on trials only, so a resumed search makes the same ones."""
 
     def __init__(
@@ -132,7 +132,7 @@ class Schedule(ABC):
         return (1 if self.metric.higher else -1) * sum(scores.values()) / len(scores)
 
 
-class Stages(Schedule):
+class Stages(SearchStrategy):
     """A fixed list of candidates, in one stage (grid, random) or several (halving)."""
 
     def run(self, train: Callable[[Job], Trial], dropped: Callable[[int], None] = lambda candidate: None) -> None:

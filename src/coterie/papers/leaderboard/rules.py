@@ -1,4 +1,4 @@
-"""The protocol of a leaderboard, read from a YAML file: benchmarks, budget, search spaces and seeds."""
+"""The rules of a leaderboard, read from a YAML file: benchmarks, budget, search spaces and seeds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from coterie.papers.recipes import Plan, Recipe, RecipeRow
 from coterie.papers.recipes.reading import parse
 from coterie.tuning.space import Space, Span, draws, read_space
 
-OWN = Path(__file__).parent / "protocol.yaml"
+OWN = Path(__file__).parent / "rules.yaml"
 BASE = "quick"  # methods have their own papers' defaults there; a benchmark sets everything else
 WIDE = 10.0  # a number without a declared space is searched from its default / WIDE to its default * WIDE
 ALL = "all"
@@ -61,7 +61,7 @@ class Benchmark:
 
 
 @dataclass(frozen=True)
-class BoardProtocol:
+class BoardRules:
     version: int
     trials: int  # settings that every method tries on every benchmark
     search_seed: int
@@ -86,7 +86,7 @@ class BoardProtocol:
         return [benchmark for benchmark in self.benchmarks if benchmark.id in wanted]
 
     def chosen_methods(self, names: Sequence[str] | None) -> list[str]:
-        """Methods by their names; all: every method of Coterie; default: those of the protocol."""
+        """Methods by their names; all: every method of Coterie; default: those of the rules."""
         found = list(METHODS) if names and ALL in names else [method_name(n) for n in names or self.methods]
         return list(dict.fromkeys(found))
 
@@ -94,7 +94,7 @@ class BoardProtocol:
         for seed in seeds or ():
             if seed not in self.seeds:
                 listed = ", ".join(map(str, self.seeds))
-                raise CoterieError(f"--seeds: {seed} is not a seed of the protocol, whose seeds are {listed}")
+                raise CoterieError(f"--seeds: {seed} is not among the seeds of the rules, {listed}")
         return [seed for seed in self.seeds if seeds is None or seed in seeds]
 
     def space_of(self, method: str) -> Space:
@@ -120,7 +120,7 @@ class BoardProtocol:
         return found
 
     def hash(self, benchmark: Benchmark, method: str) -> str:
-        """What results of a cell have in common: files with another one belong to another protocol."""
+        """What results of a cell have in common: files with another one belong to other rules."""
         about = {
             "version": self.version,
             "budget": [self.trials, self.search_seed, self.tuning_seed, self.validation],
@@ -168,11 +168,11 @@ def recipe_of(changes: dict[str, Any], name: str = "leaderboard") -> Recipe:
     return parse({**usual, **changes}, name)
 
 
-def read_protocol(path: Path = OWN) -> BoardProtocol:
+def read_rules(path: Path = OWN) -> BoardRules:
     return read_yaml(path, parsed)
 
 
-def parsed(document: Any) -> BoardProtocol:
+def parsed(document: Any) -> BoardRules:
     top = MappingReader("", document)
     usual = top.take("settings", dict, {})
     benchmarks = tuple(
@@ -188,7 +188,7 @@ def parsed(document: Any) -> BoardProtocol:
             if name not in names:
                 raise unknown(f"benchmark in sets: {key}", name, names)
     spaces = top.take("spaces", dict, {})
-    found = BoardProtocol(
+    found = BoardRules(
         version=top.take("version", int),
         trials=top.take("trials", int),
         search_seed=top.take("search_seed", int, 0),
@@ -206,19 +206,19 @@ def parsed(document: Any) -> BoardProtocol:
     return found
 
 
-def check(protocol: BoardProtocol) -> None:
-    if not protocol.benchmarks or not protocol.seeds or not protocol.methods:
+def check(rules: BoardRules) -> None:
+    if not rules.benchmarks or not rules.seeds or not rules.methods:
         raise CoterieError("benchmarks, methods and seeds must not be empty")
-    if protocol.trials < 1:
-        raise CoterieError(f"trials must be at least 1, got {protocol.trials}")
-    if not 0 < protocol.validation < 1:
-        raise CoterieError(f"validation must be between 0 and 1, got {protocol.validation}")
-    if protocol.tuning_seed in protocol.seeds or len(set(protocol.seeds)) < len(protocol.seeds):
+    if rules.trials < 1:
+        raise CoterieError(f"trials must be at least 1, got {rules.trials}")
+    if not 0 < rules.validation < 1:
+        raise CoterieError(f"validation must be between 0 and 1, got {rules.validation}")
+    if rules.tuning_seed in rules.seeds or len(set(rules.seeds)) < len(rules.seeds):
         raise CoterieError("tuning_seed and seeds must all be different, or results would be measured on tuned data")
-    if min(*protocol.seeds, protocol.tuning_seed) < 0:
+    if min(*rules.seeds, rules.tuning_seed) < 0:
         raise CoterieError("seeds must not be negative")
-    for method in protocol.spaces:
-        protocol.space_of(method)
+    for method in rules.spaces:
+        rules.space_of(method)
 
 
 def read_benchmark(where: str, content: Any, usual: dict[str, Any]) -> Benchmark:
