@@ -102,8 +102,9 @@ def test_tasks_stacked_equal_looped(name: str, kind: str) -> None:
         with pytest.raises(CoterieError, match=f"{method.title} needs one class per sample, .* {kind}"):
             Looped(method, model, data, 7, processes=1).rehearse()
         return
-    expected, history = toy.looped(method, model, data, **RUN)
-    found, side_by_side = toy.stacked(method, model, data, **RUN)
+    once = {"rounds": 1} if kind in ("multi-label", "segmentation") else {}
+    expected, history = toy.looped(method, model, data, **RUN | once)
+    found, side_by_side = toy.stacked(method, model, data, **RUN | once)
     assert toy.distance(expected, found) < 1e-10
     for a, b in zip(history, side_by_side, strict=True):
         for point, scores in a.scores.items():

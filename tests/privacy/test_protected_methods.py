@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -73,13 +74,16 @@ RAISED = [
 ]
 
 
+a_model = cache(toy.model)  # no test writes into it
+
+
 def protected(kind: str, name: str, **own: Any) -> Any:
     quick = {"local_epochs": 1, "steps": 2} if name == "pfedme" else {"local_epochs": 1}
-    return Protection(**KINDS[kind]).around(toy.method(name, **quick, **own), toy.model(), joining=3, seed=7)
+    return Protection(**KINDS[kind]).around(toy.method(name, **quick, **own), a_model(), joining=3, seed=7)
 
 
 def assert_stacked_is_looped(method: Any) -> None:
-    model, data = toy.model(), toy.toy()
+    model, data = a_model(), toy.toy()
     looped, history = toy.looped(method, model, data, rounds=2)
     stacked, _ = toy.stacked(method, model, data, rounds=2)
     assert toy.distance(looped, stacked) < 1e-9

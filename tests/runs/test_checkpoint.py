@@ -24,7 +24,6 @@ import coterie
 from coterie.core import tree
 from coterie.core.errors import CoterieError
 from coterie.federation import Round
-from coterie.methods import METHODS
 from coterie.methods.fedper import FedPer
 from coterie.runs import checkpoint, checkpoint_files
 from coterie.runs.checkpoint import Snapshot, Writer
@@ -73,17 +72,6 @@ def assert_same(a: Path, b: Path) -> None:
         toy.assert_same(load_file(a / "models" / name), load_file(b / "models" / name))
     results = [json.loads((out / "result.json").read_text()) | {"seconds": 0} for out in (a, b)]
     assert results[0] == results[1]
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_stopped_run_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
-    """Stacked; test_extending.py stops each method's looped run."""
-    short: dict[str, Any] = {"method": toy.method(name, local_epochs=1), "data": toy.toy(), "rounds": 3}
-    short["model"] = toy.network_for(name)
-    run(tmp_path / "whole", where="stacked", **short)
-    stopped(tmp_path / "cut", 2, where="stacked", **short)
-    run(tmp_path / "cut", where="stacked", exist="resume", **short)
-    assert_same(tmp_path / "whole", tmp_path / "cut")
 
 
 @pytest.mark.parametrize("where", ["looped", "stacked"])

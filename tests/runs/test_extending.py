@@ -18,15 +18,18 @@ from coterie.methods import METHODS
 from tests import toy
 from tests.runs.test_checkpoint import PowerCut, assert_same, run, stopped
 
+LOOPED = ("fedpac", "knn-per", "scaffold", "fedfomo", "fedphp")  # states of different kinds; the rest: stacked only
 
-@pytest.mark.parametrize("name", METHODS)
-def test_an_extended_run_is_the_longer_run(name: str, tmp_path: Path) -> None:
+
+@pytest.mark.parametrize(("name", "where"), [*((n, "stacked") for n in METHODS), *((n, "looped") for n in LOOPED)])
+def test_an_extended_run_is_the_longer_run(name: str, where: str, tmp_path: Path) -> None:
     """Bit for bit, also if stopped on the way, for methods whose final step changes what clients remember too.
 
     The full last round and the measurement of a last round that is not one of every third are done at the new end.
     """
     short: dict[str, Any] = {"method": toy.method(name, local_epochs=1), "data": toy.toy(), "evaluate_every": 3}
     short["model"] = toy.network_for(name)
+    short["where"] = where
     run(tmp_path / "long", rounds=4, **short)
     run(tmp_path / "r", rounds=2, **short)
     stopped(tmp_path / "r", 3, rounds=4, exist="resume", **short)

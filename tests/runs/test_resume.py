@@ -101,9 +101,9 @@ def test_a_signal_ends_the_round_and_resume_goes_on(
     assert_same(whole, cut)
 
 
-def test_a_finished_run_is_not_resumed(whole: Path) -> None:
-    code, errors = end(begin("resume", whole))
-    assert (code, "is finished" in errors) == (0, True)
+def test_a_finished_run_is_not_resumed(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["resume", str(whole)])
+    assert "is finished" in capsys.readouterr().err
 
 
 def test_a_terminal_that_is_closed(tmp_path: Path) -> None:
@@ -135,12 +135,15 @@ def test_nohup_is_heeded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "group"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
-def test_the_second_signal_stops_at_once(number: signal.Signals, group: bool, tmp_path: Path) -> None:
+def test_the_second_signal_stops_at_once(
+    number: signal.Signals, group: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """In the middle of a round that takes hours; no worker stays behind. Meanwhile nobody else may go on with it."""
     run = begin("run", "fedavg", *LONG, "--processes", "2", "--out", tmp_path / "r")
     until(lambda: rounds(tmp_path / "r") == 0, run)
-    code, errors = end(begin("resume", tmp_path / "r"))
-    assert (code, "another process is using" in errors) == (2, True)
+    with pytest.raises(SystemExit, match="2"):
+        main(["resume", str(tmp_path / "r")])
+    assert "another process is using" in capsys.readouterr().err
     send = os.killpg if group else os.kill  # as a terminal does, or `kill PID`
     send(run.pid, number)
     assert run.stderr
