@@ -186,7 +186,7 @@ def test_an_error_of_a_node_is_reported_once(tmp_path: Path, caplog: pytest.LogC
         pytest.raises(CoterieError, match="timed out waiting for clients 1, 2, 4 after 3 s"),
     ):
         federate(line, timeouts=timeouts(wait=3))
-    assert caplog.text.count("unknown key node config: 'datset': did you mean 'dataset'?") == 1
+    assert caplog.text.count("unknown key in node config 'datset': did you mean 'dataset'?") == 1
     assert caplog.text.count("cannot take part: client 3 is already hosted by device clients-0.3") == 1
     assert caplog.text.count("the server refused this node: client 3 is already hosted by device clients-0.3") == 1
 
@@ -235,7 +235,7 @@ def test_a_run_resumes(tmp_path: Path) -> None:
         ({"method": "fedpak"}, "did you mean 'fedpac'?"),
         ({"method": "fedpac"}, "--num-clients is required"),
         ({"method": "fedpac", "num-clients": "four"}, "run config: num-clients is 'four': it must be a whole number"),
-        ({"method": "fedpac", "num-clients": 4, "lambda": 1.0}, "unknown key run config: 'lambda'"),
+        ({"method": "fedpac", "num-clients": 4, "lambda": 1.0}, "unknown key in run config 'lambda'"),
         ({"method": "fedpac", "num-clients": 4, "resume": True}, "`resume` needs `out`"),
         ({"method": "fedpac", "num-clients": 4, "schedule": 5}, "schedule is 5: it must be text"),
     ],

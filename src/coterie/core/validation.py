@@ -112,7 +112,7 @@ class MappingReader:
             return fitting(f"{self.where}{key}", self.left.pop(key), kind)
         if default is ...:
             for meant in difflib.get_close_matches(key, self.left, n=1, cutoff=ALIKE):
-                raise unknown(f"key {self.where}".strip(), meant, [key])
+                raise self.unknown(meant, [key])
             raise CoterieError(f"{self.where}{key} is missing")
         return default
 
@@ -123,9 +123,13 @@ class MappingReader:
             raise unknown(f"{self.where}{key}", value, known)
         return value
 
+    def unknown(self, key: str, known: Iterable[str]) -> CoterieError:
+        place = self.where.rstrip(".: ")
+        return unknown(f"key in {place}" if place else "key", key, known)
+
     def close(self) -> None:
         for key in self.left:
-            raise unknown(f"key {self.where}".strip(), key, self.known)
+            raise self.unknown(key, self.known)
 
 
 def fitting(where: str, value: Any, kind: Any, limits: Limits | None = None) -> Any:
