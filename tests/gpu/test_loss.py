@@ -135,7 +135,7 @@ def test_second_derivatives_of_one_client_and_of_several() -> None:
         made: Tensor = grad(lambda v: slope(f, v, y, v[:, 0]).square().sum())(u)
         return made
 
-    with ops.use(ops.Plain()):
+    with ops.use(ops.Operations()):
         torch.testing.assert_close(twice(logits[0], y[0]), twice(logits[0], y[0], torchs))
     with pytest.raises(CoterieError, match="use backend=looped"):
         vmap(twice)(logits, y)

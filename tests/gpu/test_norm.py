@@ -109,7 +109,7 @@ def test_padding_hands_its_gradient_on(bias: bool) -> None:
     x, real, scale = random(6, CHANNELS, 4), REAL[1], random(CHANNELS)
     shift = random(CHANNELS) if bias else None
     found = []
-    for normalise in (norm.batch_norm, ops.Plain().masked_batch_norm):
+    for normalise in (norm.batch_norm, ops.Operations().masked_batch_norm):
         leaves = [t.clone().requires_grad_() for t in (x, scale, shift) if t is not None]
         out = normalise(real, *leaves, *[None] * (not bias), 1e-5)[0]  # type: ignore[arg-type]
         found.append((out.detach(), torch.autograd.grad(out.pow(3).sum(), leaves)))

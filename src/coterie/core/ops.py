@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -19,22 +19,34 @@ if TYPE_CHECKING:
     from coterie.core.data import Transform
 
 
-class Operations(Protocol):
-    """The operations that an implementation provides."""
+class Operations:
+    """Reference implementations, differentiable to any order."""
 
     def cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
         """(B,), of logits (B, K) and labels (B,)."""
+        return -F.log_softmax(logits, 1).gather(1, y[:, None]).squeeze(1)
 
     def masked_mean(self, values: Tensor, real: Tensor) -> Tensor:
         """() over the real samples (B,) of values (B,)."""
+        return torch.where(real, values, 0.0).sum() / real.sum().clamp_min(1)
 
     def masked_batch_norm(
         self, real: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         """x (B, C, L) normalized, and mean and unbiased variance (C,) of its real samples (B,)."""
+        counts = (real | ~real.any()).to(x.dtype)
+        share = (counts / counts.sum())[:, None]  # (B, 1)
+        var, mean = torch.var_mean(x, 2, correction=0)  # (B, C) of each sample
+        middle = (share * mean).sum(0)  # (C,)
+        spread = (share * (var + (mean - middle).square())).sum(0)
+        n = counts.sum() * x.shape[2]
+        scale = (spread + eps).rsqrt() if weight is None else (spread + eps).rsqrt() * weight
+        shift = -middle * scale if bias is None else bias - middle * scale
+        return torch.addcmul(shift[:, None], x, scale[:, None]), middle, spread * n / (n - 1).clamp_min(1)
 
     def draw(self, x: Tensor, index: Tensor, bits: Tensor, transform: Transform) -> Tensor:
         """The samples of an index (B,), images varied by their random bits (B,)."""
+        return augment(x[index], bits, transform) if transform.crop or transform.flip else x[index]
 
     def sgd_step(
         self,
@@ -51,62 +63,6 @@ class Operations(Protocol):
 
         velocity: empty for zero. rate: () factor on lr. active: () False where nothing changes; None: it does.
         """
-
-    def adam_step(
-        self,
-        weights: Sequence[Tensor],
-        gradients: Sequence[Tensor],
-        first: Sequence[Tensor],
-        second: Sequence[Tensor],
-        scales: Tensor,
-        active: Tensor | None,
-        decay: float,
-        beta1: float,
-        beta2: float,
-        eps: float,
-    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """Weights and both moments after a step.
-
-        scales: (3,) the learning rate over 1 - β1^t, (1 - β2^t)^1/2, and the factor on the weights before the step.
-        """
-
-
-class Plain:
-    """Reference implementations, differentiable to any order."""
-
-    def cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
-        return -F.log_softmax(logits, 1).gather(1, y[:, None]).squeeze(1)
-
-    def masked_mean(self, values: Tensor, real: Tensor) -> Tensor:
-        return torch.where(real, values, 0.0).sum() / real.sum().clamp_min(1)
-
-    def masked_batch_norm(
-        self, real: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        counts = (real | ~real.any()).to(x.dtype)
-        share = (counts / counts.sum())[:, None]  # (B, 1)
-        var, mean = torch.var_mean(x, 2, correction=0)  # (B, C) of each sample
-        middle = (share * mean).sum(0)  # (C,)
-        spread = (share * (var + (mean - middle).square())).sum(0)
-        n = counts.sum() * x.shape[2]
-        scale = (spread + eps).rsqrt() if weight is None else (spread + eps).rsqrt() * weight
-        shift = -middle * scale if bias is None else bias - middle * scale
-        return torch.addcmul(shift[:, None], x, scale[:, None]), middle, spread * n / (n - 1).clamp_min(1)
-
-    def draw(self, x: Tensor, index: Tensor, bits: Tensor, transform: Transform) -> Tensor:
-        return augment(x[index], bits, transform) if transform.crop or transform.flip else x[index]
-
-    def sgd_step(
-        self,
-        weights: Sequence[Tensor],
-        gradients: Sequence[Tensor],
-        velocity: Sequence[Tensor],
-        rate: Tensor,
-        active: Tensor | None,
-        lr: float,
-        decay: float,
-        momentum: float,
-    ) -> tuple[list[Tensor], list[Tensor]]:
         step, moved, speed = lr * rate, [], []
         for at, (w, g) in enumerate(zip(weights, gradients, strict=True)):
             if decay:
@@ -134,6 +90,10 @@ class Plain:
         beta2: float,
         eps: float,
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Weights and both moments after a step.
+
+        scales: (3,) the learning rate over 1 - β1^t, (1 - β2^t)^1/2, and the factor on the weights before the step.
+        """
         step, spread, shrink = scales.unbind()
         moved, means, squares = [], [], []
         for w, g, m, v in zip(weights, gradients, first, second, strict=True):
@@ -167,7 +127,7 @@ def augment(x: Tensor, draws: Tensor, transform: Transform) -> Tensor:
     return pixels[sample, rows[:, :, None], columns[:, None, :]].movedim(3, 1)
 
 
-_current: ContextVar[Operations] = ContextVar("operations", default=Plain())  # noqa: B039
+_current: ContextVar[Operations] = ContextVar("operations", default=Operations())  # noqa: B039
 
 
 def current() -> Operations:

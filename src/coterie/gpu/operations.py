@@ -13,7 +13,7 @@ from coterie.core.data import Transform
 from coterie.gpu import devices, loss, norm, optimizers, sampling
 
 
-class Fused:
+class Fused(ops.Operations):
     """Operations of one client that share their launches with all clients of a vmap.
 
     channels_last: keep the memory format of images, which the fused `draw` does not.
@@ -24,7 +24,7 @@ class Fused:
 
     def cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
         if logits.shape[1] > loss.MAX_CLASSES:
-            return ops.Plain().cross_entropy(logits, y)
+            return super().cross_entropy(logits, y)
         losses: Tensor = loss.cross_entropy(logits[None], y[None])
         return losses.squeeze(0)
 
@@ -39,7 +39,7 @@ class Fused:
 
     def draw(self, x: Tensor, index: Tensor, bits: Tensor, transform: Transform) -> Tensor:
         if x.ndim != 4 or self.channels_last:
-            return ops.Plain().draw(x, index, bits, transform)
+            return super().draw(x, index, bits, transform)
         drawn: Tensor = sampling.draw(x[None], index[None], bits[None], transform.crop, transform.flip)
         return drawn[0]
 

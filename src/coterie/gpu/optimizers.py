@@ -37,7 +37,7 @@ def _reference(
     rate: Tensor, active: Tensor | None, lr: float, decay: float, momentum: float, count: int, tensors: list[Tensor]
 ) -> list[Tensor]:
     weights, gradients, velocities = grouped(tensors, count)
-    plain, moved, speeds = ops.Plain().sgd_step, list[Tensor](), list[Tensor]()
+    plain, moved, speeds = ops.Operations().sgd_step, list[Tensor](), list[Tensor]()
     for at, (w, g) in enumerate(zip(weights, gradients, strict=True)):
         made = plain([w], [g], velocities[at : at + 1], per_client(rate, w), None, lr, decay, momentum)
         moved, speeds = moved + made[0], speeds + made[1]
@@ -76,7 +76,7 @@ def _adam_reference(
         own = scales.movedim(-1, 0)
         own = own.reshape(*own.shape, *[1] * (w.ndim - own.ndim + 1))
         on = None if active is None else per_client(active, w)
-        step = ops.Plain().adam_step([w], [g], [m], [v], own, on, decay, beta1, beta2, eps)
+        step = ops.Operations().adam_step([w], [g], [m], [v], own, on, decay, beta1, beta2, eps)
         for part, new in zip(made, step, strict=True):
             part += new
     return [t for part in made for t in part]

@@ -23,7 +23,7 @@ def _kernel(x: Tensor, index: Tensor, bits: Tensor, crop: int, flip: bool) -> Te
 
 def _reference(x: Tensor, index: Tensor, bits: Tensor, crop: int, flip: bool) -> Tensor:
     transform = Transform(crop=crop, flip=flip)
-    drawn = [ops.Plain().draw(*client, transform) for client in zip(x, index, bits, strict=True)]
+    drawn = [ops.Operations().draw(*client, transform) for client in zip(x, index, bits, strict=True)]
     return torch.stack(drawn).contiguous()  # crops are channels last
 
 
