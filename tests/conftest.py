@@ -11,6 +11,7 @@ os.environ["HF_HUB_OFFLINE"] = os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"  # n
 import pytest
 import torch
 
+import tests.shipped  # noqa: F401 - the included images are decompressed once
 from tests.skips import pytest_make_collect_report, pytest_runtest_makereport, pytest_runtest_setup
 
 __all__ = ["pytest_make_collect_report", "pytest_runtest_makereport", "pytest_runtest_setup"]  # hooks
