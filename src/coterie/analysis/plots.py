@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 
 from coterie.analysis.looks import COLORS, looks
 from coterie.analysis.significance import Spread
+from coterie.core.context import holding
 from coterie.core.errors import CoterieError
 from coterie.core.metric_scale import ACCURACY_SCALE, MetricScale
 
@@ -76,13 +77,8 @@ def styled(font: float | None = None) -> Iterator[None]:
         import matplotlib
     except ImportError:
         raise CoterieError("figures need matplotlib: pip install 'coterie[plot]'") from None
-    outer = FONT.get()
-    token = FONT.set(font or outer)
-    try:
-        with matplotlib.rc_context(STYLE | {"font.size": font or outer}):
-            yield
-    finally:
-        FONT.reset(token)
+    with holding(FONT, font or FONT.get()) as size, matplotlib.rc_context(STYLE | {"font.size": size}):
+        yield
 
 
 def curves(

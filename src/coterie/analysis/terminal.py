@@ -17,6 +17,15 @@ WORDS = ("about", "from", "where", "dataset", "data")  # left-aligned columns
 console = Console()
 
 
+def print_line(line: str) -> None:
+    """Print a line as it is."""
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def silent(line: str) -> None:
+    pass
+
+
 def show_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
     title, header, rows = printable(title), list(map(printable, header)), [list(map(printable, row)) for row in rows]
     table = light([[name, *(row[i] for row in rows)] for i, name in enumerate(header)])

@@ -47,7 +47,7 @@ def add_board_flags(parser: argparse.ArgumentParser) -> None:
 
 def do_leaderboard(chosen: argparse.Namespace) -> None:
     from coterie.analysis import tables
-    from coterie.analysis.terminal import console
+    from coterie.analysis.terminal import console, print_line, silent
     from coterie.api import Execution
     from coterie.api.progress import errors, watcher
     from coterie.core.errors import CoterieError
@@ -68,10 +68,7 @@ def do_leaderboard(chosen: argparse.Namespace) -> None:
     limit = seconds(chosen.max_time) if hasattr(chosen, "max_time") else None
     folder, wrong = BoardFolder(Path(chosen.out), rules), list[str]()
 
-    def say(line: str) -> None:
-        if format == "terminal":
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
-
+    say = print_line if format == "terminal" else silent
     if hasattr(chosen, "merge"):
         say(f"{folder.merge([Path(path) for path in chosen.merge])} new files were merged into {folder.folder}")
     if not hasattr(chosen, "show"):

@@ -71,7 +71,7 @@ def do_recipes(chosen: argparse.Namespace) -> None:
 
 def do_reproduce(chosen: argparse.Namespace) -> None:
     from coterie.analysis import tables
-    from coterie.analysis.terminal import console
+    from coterie.analysis.terminal import console, print_line, silent
     from coterie.api import Execution
     from coterie.api.progress import errors, watcher
     from coterie.core.errors import CoterieError
@@ -90,10 +90,7 @@ def do_reproduce(chosen: argparse.Namespace) -> None:
     asked = [(recipe, chosen_rows(recipe, getattr(chosen, "methods", None))) for recipe in recipes]
     rounds, format = getattr(chosen, "rounds", None), getattr(chosen, "format", "terminal")
 
-    def say(line: str) -> None:
-        if format == "terminal":
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
-
+    say = print_line if format == "terminal" else silent
     wrong = (
         []
         if hasattr(chosen, "show")

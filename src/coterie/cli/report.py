@@ -88,10 +88,11 @@ def do_table(chosen: argparse.Namespace) -> None:
 
     from coterie.analysis import tables
     from coterie.api.comparing import load_comparison
+    from coterie.core.names import separated
     from coterie.report.page import write_text
 
     found = load_comparison(*chosen.runs)
-    columns = [name.strip() for name in getattr(chosen, "columns", "").split(",") if name.strip()]
+    columns = separated(getattr(chosen, "columns", ""))
     against, caption, label = (getattr(chosen, name, None) for name in ("against", "caption", "label"))
     made = found.publication(columns, against, caption, label)
     if hasattr(chosen, "out"):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import FunctionType
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from coterie.core import random
+from coterie.core.context import holding
 from coterie.core.errors import CoterieError
 from coterie.core.forward import forward
 from coterie.core.packing import Inputs, reinterpreted
@@ -60,14 +61,9 @@ class Masks:
 _masks: ContextVar[Masks | None] = ContextVar("masks", default=None)
 
 
-@contextmanager
-def known(key: Tensor | None, sample: Tensor) -> Iterator[None]:
+def known(key: Tensor | None, sample: Tensor) -> AbstractContextManager[Masks | None]:
     """Draw the masks of these samples (B,) from a key () inside this block; None: leave them to torch."""
-    token = _masks.set(None if key is None else Masks(key, sample))
-    try:
-        yield
-    finally:
-        _masks.reset(token)
+    return holding(_masks, None if key is None else Masks(key, sample))
 
 
 def hashed() -> AbstractContextManager[object]:

@@ -38,6 +38,11 @@ def client_name(number: int, names: Sequence[str], numbers: Sequence[int]) -> st
     return names[list(numbers).index(number)] if names else str(number)
 
 
+def separated(text: str) -> list[str]:
+    """Names separated by commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
 def listed(numbers: Sequence[int]) -> str:
     consecutive = list(numbers) == list(range(len(numbers)))
     return f"0 to {len(numbers) - 1}" if consecutive else ", ".join(map(str, numbers))

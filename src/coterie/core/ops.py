@@ -6,14 +6,16 @@ A backend may replace them while it computes: `coterie.gpu` has fused versions f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from coterie.core.context import holding
 
 if TYPE_CHECKING:
     from coterie.core.data import Transform
@@ -135,11 +137,6 @@ def current() -> Operations:
     return _current.get()
 
 
-@contextmanager
-def use(operations: Operations) -> Iterator[None]:
+def use(operations: Operations) -> AbstractContextManager[Operations]:
     """Replace the implementations inside this block."""
-    token = _current.set(operations)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    return holding(_current, operations)

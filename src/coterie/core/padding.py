@@ -6,8 +6,8 @@ of bf16 samples are computed in float32 where torch has no gradient for them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch._C import _functorch as functorch
 from torch.overrides import TorchFunctionMode
 
 from coterie.core import ops
+from coterie.core.context import holding
 from coterie.core.errors import CoterieError
 
 NORMS = (F.group_norm, F.layer_norm, F.instance_norm)
@@ -25,14 +26,9 @@ CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)
 _real: ContextVar[Tensor | None] = ContextVar("real", default=None)
 
 
-@contextmanager
-def known(real: Tensor | None) -> Iterator[None]:
+def known(real: Tensor | None) -> AbstractContextManager[Tensor | None]:
     """Mark which samples (B,) are real while the network runs; None: all are."""
-    token = _real.set(real)
-    try:
-        yield
-    finally:
-        _real.reset(token)
+    return holding(_real, real)
 
 
 def left_out(widen: bool = False) -> AbstractContextManager[object]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
+from coterie.core.context import holding
 from coterie.core.tree import Tree
 
 C = TypeVar("C")  # any tree
@@ -50,14 +51,9 @@ class Replayer(Protocol):
 _replayer: ContextVar[Replayer | None] = ContextVar("replayer", default=None)
 
 
-@contextmanager
-def folding(by: Replayer | None) -> Iterator[None]:
+def folding(by: Replayer | None) -> AbstractContextManager[Replayer | None]:
     """Let `by` fold the steps inside this block; None: one step after the other."""
-    token = _replayer.set(by)
-    try:
-        yield
-    finally:
-        _replayer.reset(token)
+    return holding(_replayer, by)
 
 
 def fold(carry: C, work: Iterable[tuple[Callable[[C, Any], C], Steps]]) -> C:

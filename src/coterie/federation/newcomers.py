@@ -5,7 +5,7 @@ from __future__ import annotations
 from coterie.core import random, tree
 from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
-from coterie.core.names import client_number
+from coterie.core.names import client_number, separated
 from coterie.execution import Backend, Turn
 from coterie.federation.history import Round
 from coterie.federation.rounds import Measurements, after_training, log, settled, usable
@@ -15,7 +15,7 @@ from coterie.federation.settings import Settings
 def keep_out(data: FederatedData, share: float | str, seed: int) -> tuple[FederatedData, FederatedData]:
     """The data of clients that train and of those that do not: a random share, or named ones such as s22,s23."""
     if isinstance(share, str):
-        names = [name.strip() for name in share.split(",") if name.strip()]
+        names = separated(share)
         named = {client_number(name, data.client_names, range(data.num_clients)) for name in names}
         if not 0 < len(named) < data.num_clients:
             raise CoterieError(f"new clients '{share}' of {data.num_clients} leave none to train, or none to keep out")

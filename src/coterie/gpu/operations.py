@@ -80,6 +80,6 @@ class Fused(ops.Operations):
         return list(made[:count]), list(made[count : 2 * count]), list(made[2 * count :])
 
 
-def fused_on(device: torch.device, channels_last: bool = False) -> AbstractContextManager[None]:
+def fused_on(device: torch.device, channels_last: bool = False) -> AbstractContextManager[object]:
     """Use the fused operations inside this block if Triton runs on this device."""
     return ops.use(Fused(channels_last)) if devices.runs_triton(device) else nullcontext()

@@ -12,6 +12,8 @@ from contextvars import ContextVar
 
 from torch import Tensor
 
+from coterie.core.context import holding
+
 _conditions: ContextVar[list[Tensor] | None] = ContextVar("conditions", default=None)
 
 
@@ -19,11 +21,8 @@ _conditions: ContextVar[list[Tensor] | None] = ContextVar("conditions", default=
 def collected() -> Iterator[list[Tensor]]:
     """Conditions collected inside this block."""
     conditions: list[Tensor] = []
-    token = _conditions.set(conditions)
-    try:
+    with holding(_conditions, conditions):
         yield conditions
-    finally:
-        _conditions.reset(token)
 
 
 def allowed() -> bool:

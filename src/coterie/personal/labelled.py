@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.core.errors import CoterieError
+from coterie.core.names import separated
 from coterie.data.user.images import class_folders
 from coterie.data.user.read import find
 from coterie.data.user.reading import Notes, Reading
@@ -42,7 +43,7 @@ class LabelledReading:
 
     @property
     def dropped(self) -> list[str]:
-        return [name.strip() for name in (self.drop_column or "").split(",") if name.strip()]
+        return separated(self.drop_column or "")
 
 
 BY_NAME = LabelledReading()

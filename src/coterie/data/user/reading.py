@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from coterie.core.data import Column
 from coterie.core.errors import CoterieError, unknown
+from coterie.core.names import separated
 from coterie.core.validation import check_fields
 
 Array = NDArray[Any]
@@ -105,7 +106,7 @@ class Reading:
 
     @property
     def dropped(self) -> list[str]:
-        return [name.strip() for name in (self.drop_column or "").split(",") if name.strip()]
+        return separated(self.drop_column or "")
 
 
 class Part(NamedTuple):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from coterie.core.errors import CoterieError, some_of, unknown
+from coterie.core.names import separated
 from coterie.data.user.arrow_columns import parquet_names, read_parquet
 from coterie.data.user.bounds import Unusable
 from coterie.data.user.csv_files import csv_names, read_csv
@@ -105,7 +106,7 @@ def label_columns(names: Sequence[str], named: str | None, path: Path | str) -> 
     """The label columns: one, or several separated by commas. A name may contain commas."""
     if named is None or named in names or "," not in named:
         return (find_column(names, named, LABELS, "label", path),)
-    several = [name.strip() for name in named.split(",") if name.strip()]
+    several = separated(named)
     return tuple(find_column(names, name, (), "label", path) for name in several)
 
 
