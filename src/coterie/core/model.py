@@ -25,6 +25,7 @@ from coterie.core.preprocess import Preprocess
 from coterie.core.task import Classification, Task, check_loss
 from coterie.core.tree import Live, Tree, apply, fill, flatten
 from coterie.core.trial_input import trial_input
+from coterie.core.trimming import NEVER, Trimming, verified
 
 if TYPE_CHECKING:
     from coterie.core.batch import Batch
@@ -56,6 +57,7 @@ class Model:
     label: tuple[int, ...] = ()  # shape of one label
     draws: str = ""  # layers that draw random numbers in training, such as dropout; empty: none
     hashed: bool = False  # whether all of them draw from the hash of core/random.py, not from torch's stream
+    trimming: Trimming = NEVER  # of batches to their longest sequence, where the network ignores padding
 
     @property
     def classes(self) -> int:
@@ -105,7 +107,7 @@ class Model:
 
     def features(self, encoder: Tree, x: Tensor) -> Tensor:
         """(B, ...) raw samples -> (B, d); for pixels (B, d, H, W), for tokens (B, T, d)."""
-        return self._call(self.encoder, encoder, self.prepare(x))
+        return self._call(self.encoder, encoder, self.prepare(self.trimming(x, isinstance(encoder, Live))))
 
     def logits(self, head: Tree, z: Tensor) -> Tensor:
         """(B, d) features -> (B, K) logits, or other outputs of the task, in the units of its labels."""
@@ -253,7 +255,8 @@ def make_model(
         what = "has no parameters" if not frozen else "is frozen, all its parameters have requires_grad=False"
         raise CoterieError(f"the model {what}: there is nothing to train")
     check_types(network)
-    preprocess = Preprocess(transform or Transform(), trained[0].dtype)
+    transform = transform or Transform()
+    preprocess = Preprocess(transform, trained[0].dtype)
     task = Classification(task) if isinstance(task, int) else copy.deepcopy(task)
     x, expected = trial_input(network, preprocess, shape, sample_type)
     if len(expected[0]) != 2:
@@ -266,12 +269,13 @@ def make_model(
     about["hashed"] = bool(draws) and dropout.is_replaced(network, x)
     fixed = (task.to(dtype=trained[0].dtype), preprocess)
     try:
-        return joined(split_head(network, x, expected, head), x, *fixed, about)
+        made = joined(split_head(network, x, expected, head), x, *fixed, about)
     except NoHead as error:
         if head is not None:
             raise
         whole = NetworkSplit(copy.deepcopy(network), nn.Identity(), "")
-        return joined(whole, x, *fixed, {**about, "headless": str(error)})
+        made = joined(whole, x, *fixed, {**about, "headless": str(error)})
+    return replace(made, trimming=verified(made.features, made.start.encoder, transform, shape, sample_type))
 
 
 def joined(parts: NetworkSplit, x: Inputs, task: Task, preprocess: Preprocess, about: Mapping[str, Any]) -> Model:

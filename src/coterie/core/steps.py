@@ -56,6 +56,11 @@ def folding(by: Replayer | None) -> AbstractContextManager[Replayer | None]:
     return holding(_replayer, by)
 
 
+def is_recorded() -> bool:
+    """Whether steps may be recorded here, with the shapes of the samples that they are recorded on."""
+    return _replayer.get() is not None
+
+
 def fold(carry: C, work: Iterable[tuple[Callable[[C, Any], C], Steps]]) -> C:
     """carry = step(carry, input) for all steps of all runs in order. work: pairs of a step and a run.
 

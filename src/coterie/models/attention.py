@@ -75,16 +75,18 @@ class AttentionBlock(Masked):
 
 
 class AddPositions(nn.Module):
-    """(B, T, width) + (T, width) learned positions."""
+    """(B, T, width) + (T, width) learned positions. shorter: whether fewer steps are taken, too."""
 
-    def __init__(self, length: int, width: int) -> None:
+    def __init__(self, length: int, width: int, shorter: bool = False) -> None:
         super().__init__()
+        self.shorter = shorter
         self.weight = nn.Parameter(nn.init.normal_(torch.empty(length, width), std=0.02))
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.shape[1] != len(self.weight):
-            raise CoterieError(f"this transformer takes sequences of {len(self.weight)} steps, got {x.shape[1]}")
-        return x + self.weight
+        steps = x.shape[1]
+        if steps > len(self.weight) or (steps < len(self.weight) and not self.shorter):
+            raise CoterieError(f"this transformer takes sequences of {len(self.weight)} steps, got {steps}")
+        return x + self.weight[:steps]
 
 
 class MeanOverPositions(Masked):
@@ -161,7 +163,7 @@ def _encoder(
     blocks = [AttentionBlock(width, heads, causal=per_token) for _ in range(depth)]
     end = [] if per_token else [MeanOverPositions()]
     seen = None if per_token else padding  # which comes after all that a causal position sees
-    return chain(seen, *embed, AddPositions(length, width), *blocks, nn.LayerNorm(width), *end)
+    return chain(seen, *embed, AddPositions(length, width, seen is not None), *blocks, nn.LayerNorm(width), *end)
 
 
 def _at_least_one(name: str, **options: int) -> None:
