@@ -31,6 +31,7 @@ check: .venv/dev  # ruff's S rules are those of bandit; every exception is expla
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.ledger --check
+	$(BIN)/python -m tools.adapters --check
 
 audit: .venv/dev  # asks an advisory service on the internet; --strict: a library that it cannot look up is a failure
 	mkdir -p build
