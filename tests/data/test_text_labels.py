@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 import coterie
 from coterie.core.errors import CoterieError
@@ -82,11 +83,41 @@ def test_a_dash_is_a_missing_number_and_a_category_among_words(tmp_path: Path) -
     assert rhesus.transform.columns[0].categories == ("+", "-")
 
 
-def test_several_label_columns_of_text_are_refused_by_name(tmp_path: Path) -> None:
+def findings(tmp_path: Path, words: list[str]) -> Path:
+    """p holds 0 and 1, q the words; the feature is the number of the row."""
     path = tmp_path / "findings.csv"
-    rows = "".join(f"{h};s{i % 2};{i % 2};{'yes' if i % 3 else 'no'}\n" for i, h in enumerate(HOURS))
-    path.write_text("hours;site;p;q\n" + rows)
-    with pytest.raises(CoterieError, match=r"label column 'q' holds text \('no', 'yes', \.\.\.\).* write 1 for yes"):
+    rows = "".join(f"{i}.5;s{i % 2};{i % 2};{word}\n" for i, word in enumerate(words))
+    path.write_text("row;site;p;q\n" + rows)
+    return path
+
+
+@pytest.mark.parametrize(("yes", "no"), [("yes", "no"), ("Y", "n"), ("TRUE", "False"), (" Yes ", "0")])
+def test_several_label_columns_take_yes_and_no(tmp_path: Path, yes: str, no: str) -> None:
+    answers = [i % 3 > 0 for i in range(ROWS)]
+    path = findings(tmp_path, [yes if answer else no for answer in answers])
+    made = coterie.load_clients(str(path), label_column="p,q", client_column="site")
+    assert made.task.name == "multi-label"
+    for split in (made.train, made.test):
+        assert split.y[:, 1].bool().tolist() == [answers[int(row)] for row in split.x[:, 0].tolist()]
+
+
+def test_booleans_and_yes_in_a_table_in_memory() -> None:
+    frame = pd.DataFrame({"hours": HOURS, "site": ["a", "b"] * (ROWS // 2), "p": HOURS > 5})
+    frame["q"] = np.where(HOURS > 6, "yes", "no")
+    made = coterie.clients_from(frame, client="site", label_column="p,q")
+    assert torch.equal(made.train.y, torch.cat([made.train.x > 5, made.train.x > 6], 1).to(made.train.y.dtype))
+
+
+@pytest.mark.parametrize("word", ["maybe", "ja", "2"])
+def test_other_words_in_several_label_columns_are_refused_by_row(tmp_path: Path, word: str) -> None:
+    path = findings(tmp_path, ["yes", "no", word] * (ROWS // 3))
+    with pytest.raises(CoterieError, match=rf"line 4: label column 'q' holds text \('{word}'\).* write 1 for yes"):
+        coterie.load_clients(str(path), label_column="p,q", client_column="site")
+
+
+def test_a_missing_answer_in_several_label_columns_is_refused(tmp_path: Path) -> None:
+    path = findings(tmp_path, ["yes", "no", ""] * (ROWS // 3))
+    with pytest.raises(CoterieError, match=r"missing.*line 4"):
         coterie.load_clients(str(path), label_column="p,q", client_column="site")
 
 

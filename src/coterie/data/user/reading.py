@@ -29,6 +29,9 @@ UNREADABLE = "cannot be read"
 OTHER_SHAPE = "different shape than the rest"
 INPUTS = ("auto", "image", "series", "values", "tokens")
 FILLS = ("refuse", "median")
+YES_NO = {"yes": 1, "no": 0, "y": 1, "n": 0, "true": 1, "false": 0, "1": 1, "0": 0} | dict.fromkeys(
+    ["", "nan", "none"], np.nan
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,11 +273,20 @@ def as_text(values: Sequence[str], notes: Notes, path: Path) -> Array:
 
 def joined_columns(columns: Sequence[Array], names: Sequence[str], place: Callable[[int], str]) -> Array | None:
     """(n,) the labels of one column, (n, T) of several, None of none."""
-    for column, name in zip(columns, names, strict=True) if len(columns) > 1 else ():
-        if column.dtype.kind not in "iuf":
-            found = ", ".join(f"'{value}'" for value in np.unique(column).tolist()[:3])
-            raise CoterieError(
-                f"{place(0)}: label column '{name}' holds text ({found}, ...); several label columns must hold "
-                "numbers: write 1 for yes and 0 for no"
-            )
+    if len(columns) > 1:
+        columns = [numbers(column, name, place) for column, name in zip(columns, names, strict=True)]
     return np.stack(columns, 1) if len(columns) > 1 else columns[0] if columns else None
+
+
+def numbers(column: Array, name: str, place: Callable[[int], str]) -> Array:
+    """(n,) one of several label columns, in which yes or true is 1 and no or false is 0."""
+    if column.dtype.kind in "iuf":
+        return column
+    words = [str(word).strip().lower() for word in column.tolist()]
+    row = next((i for i, word in enumerate(words) if word not in YES_NO), None)
+    if row is not None:
+        raise CoterieError(
+            f"{place(row)}: label column '{name}' holds text ('{column[row]}'); several label columns must hold "
+            "numbers, or yes and no: write 1 for yes and 0 for no"
+        )
+    return np.array([YES_NO[word] for word in words], np.float64)
