@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 import coterie
 from coterie.core.errors import CoterieError
-from coterie.models import build
+from coterie.models import build, make_network
 from coterie.personal.export import export
+from tests import toy
 
 WORDS = 10  # 0 is padding
 ARGS: dict[str, dict[str, Any]] = {"lstm": {"hidden": 8}, "transformer": {"depth": 1}}
@@ -121,3 +122,74 @@ def test_inputs_by_name_are_padded_in_prediction() -> None:
 def test_padding_that_is_no_token_is_refused(options: dict[str, int]) -> None:
     with pytest.raises(CoterieError, match="padding of model 'lstm'"):
         build("lstm", (5,), 2, 0, **options)
+
+
+SERIES = 3  # features
+
+
+def series(longest: int, count: int = 24, seed: int = 0, far: float = 5.0) -> list[tuple[np.ndarray, int]]:
+    """The class is said by the last step."""
+    draw = np.random.default_rng(seed)
+    lengths = [longest, *draw.integers(2, 6, count - 1)]
+    made = [(far + draw.normal(size=(length, SERIES))).astype(np.float32) for length in lengths]
+    return [(steps, int(steps[-1, 0] > far)) for steps in made]
+
+
+@pytest.mark.parametrize("name", ARGS)
+@pytest.mark.parametrize("padding", [0.0, -7.0])
+def test_padded_series_have_the_outputs_of_those_that_are_not(name: str, padding: float) -> None:
+    args = {"depth": 1} if name == "transformer" else {"hidden": 8}
+    padded, plain = (build(name, (t, SERIES), 3, 0, **more, **args) for t, more in ((9, {"padding": padding}), (4, {})))
+    weights = zip(plain.state_dict(), padded.state_dict().values(), strict=True)
+    plain.load_state_dict({own: t[:4] if len(t) == 9 else t for own, t in weights})
+    x = torch.randn(2, 4, SERIES)
+    x[0, 1] = padding  # before the end it is a step as any other
+    more = torch.cat([x, torch.full((2, 5, SERIES), padding)], 1)
+    assert torch.allclose(padded(more), plain(x), atol=1e-6)
+
+
+def federation(longest: int) -> coterie.FederatedData:
+    """Two clients, of which one has a test series of this length that is hardly different from padding."""
+    steps = np.concatenate([series(6)[0][0], np.zeros((longest - 6, SERIES), np.float32)])
+    steps[-1, 0] = 1e-6
+    train, test = [series(6, seed=1), series(6, seed=2)], [series(6, seed=3), [*series(6, seed=4), (steps, 0)]]
+    return coterie.clients_from(train, test, padding=0.0, normalise="auto", channel_axis=1)
+
+
+def test_the_longest_series_does_not_change_the_others() -> None:
+    """Nor does padding change how series are standardized."""
+    outputs = []
+    for longest in (7, 30):
+        data = federation(longest)
+        values = np.concatenate([x for seed in (1, 2) for x, _ in series(6, seed=seed)])
+        assert np.allclose(data.transform.mean, values.mean(0), atol=1e-5)
+        assert np.allclose(data.transform.std, values.std(0), atol=1e-5)
+        result = coterie.run("fedavg", data, "lstm", model_args={"hidden": 8}, rounds=1, progress=False)
+        x, _ = data.test.client(0)
+        assert x.shape[1] == longest
+        outputs.append(result.personal_model(0)(x))
+    assert torch.allclose(*outputs, atol=1e-6)
+
+
+def test_padded_series_are_the_same_looped_and_stacked() -> None:
+    data = federation(9)
+    model = make_network("transformer", data, 0, model_args={"depth": 1}).to("cpu", torch.float64)
+    assert model.trimming.training
+    (looped, _), (stacked, _) = (run(toy.method("fedper"), model, data) for run in (toy.looped, toy.stacked))
+    assert toy.distance(looped, stacked) < 1e-10
+
+
+def test_padding_of_series_is_refused_where_it_could_be_a_value() -> None:
+    ends = series(7)
+    ends[3][0][-1] = 0.0
+    with pytest.raises(CoterieError, match=r"series of \d steps ends with the padding 0\.0; choose a number"):
+        coterie.clients_from([ends, series(7)], padding=0.0)
+    coterie.clients_from([ends, series(7)], padding=-1.0)
+
+
+def test_series_of_different_lengths_are_padded_or_refused() -> None:
+    with pytest.raises(CoterieError, match=r"sample 1: shape .* differs .*; series .* need padding=NUMBER"):
+        coterie.clients_from([series(7), series(7)])
+    turned = [(x.T, y) for x, y in series(7)]
+    with pytest.raises(CoterieError, match=r"along time, their first axis, .* turn series \(C, T\) around: x\.T"):
+        coterie.clients_from([turned, turned], padding=0.0)

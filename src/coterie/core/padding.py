@@ -31,6 +31,13 @@ def known(real: Tensor | None) -> AbstractContextManager[Tensor | None]:
     return holding(_real, real)
 
 
+def real_steps(x: Tensor, padding: float) -> Tensor:
+    """(B, T) which steps of series (B, T, ...) are not padding at the end; the first one always counts."""
+    different = (x != padding).flatten(2).any(2)
+    later = different.flip(1).cumsum(1).flip(1) > 0
+    return later | (torch.arange(x.shape[1], device=x.device) == 0)
+
+
 def left_out(widen: bool = False) -> AbstractContextManager[object]:
     """BatchNorm ignores padding inside this block. widen: normalize bf16 samples in float32 where torch requires it."""
     real = _real.get()

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from coterie.core.data import MISSING, VALUE, Transform, is_pixels
 from coterie.core.packing import Inputs, unpack
+from coterie.core.padding import real_steps
 
 
 class Preprocess(nn.Module):
@@ -25,7 +26,7 @@ class Preprocess(nn.Module):
 
     def __init__(self, transform: Transform, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.axis = transform.axis
+        self.axis, self.padding = transform.axis, transform.padding
         self.channels_last = True  # whether images keep this memory format; False for networks that call .view
         self.register_buffer("mean", torch.tensor(transform.mean, dtype=dtype))
         self.register_buffer("std", torch.tensor(transform.std, dtype=dtype))
@@ -36,7 +37,7 @@ class Preprocess(nn.Module):
         self.register_buffer("column", torch.tensor([] if plain else [at for at, _ in inputs], dtype=torch.int64))
         self.register_buffer("kind", torch.tensor([] if plain else [kind for _, kind in inputs], dtype=torch.int64))
         self.inputs = transform.inputs
-        own = (Transform(one.mean, one.std, axis=one.axis) for one in self.inputs)
+        own = (Transform(one.mean, one.std, axis=one.axis, padding=one.padding) for one in self.inputs)
         self.parts = nn.ModuleList(Preprocess(one, dtype) for one in own)
 
     def forward(self, x: Inputs) -> Inputs:
@@ -53,6 +54,13 @@ class Preprocess(nn.Module):
             x = self.expand(x.to(self.mean.dtype))
         if not (self.mean.numel() or x.is_floating_point() or unit != 1):
             return x  # tokens
+        if self.padding is not None and self.mean.numel() and x.ndim > 2:  # padding is no value, and stays what it is
+            real = real_steps(x, self.padding).view(*x.shape[:2], *[1] * (x.ndim - 2))
+            x = torch.where(real, self.standardized(x, unit), self.padding)
+            return x if self.channels_last else x.contiguous()
+        return self.standardized(x, unit)
+
+    def standardized(self, x: Tensor, unit: int) -> Tensor:
         x = x.movedim(1 + self.axis, -1).to(self.mean.dtype)  # keeps the channels-last memory format
         x = (x - unit * self.mean) / (unit * self.std) if self.mean.numel() else x / unit
         x = x.movedim(-1, 1 + self.axis)

@@ -13,6 +13,7 @@ from torch import Tensor
 from coterie.core.data import Column, FederatedData, Split, Transform, is_pixels
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.packing import Input, unpack
+from coterie.core.padding import real_steps
 from coterie.core.preprocess import Preprocess
 
 NORMALISE = ("auto", "none")
@@ -69,7 +70,8 @@ def standardised_inputs(
                     f"input '{one.name}': {error}; in Python, channel_axis={{'{one.name}': AXIS}}"
                 ) from None
             blocks = (unpack(transform.inputs, x)[one.name] for x in torch.split(train.x, BLOCK))
-            mean, std = moments((x.view(len(x), *one.shape or (1,)) for x in blocks), Transform(axis=axis))
+            plain = Transform(axis=axis, padding=one.padding)
+            mean, std = moments((x.view(len(x), *one.shape or (1,)) for x in blocks), plain)
             one = replace(one, mean=mean, std=std, axis=axis)
         made.append(one)
     return tuple(made)
@@ -113,7 +115,8 @@ def moments(blocks: Iterable[Tensor], transform: Transform) -> tuple[tuple[float
     def mean_of(f: Callable[[Tensor], Tensor]) -> Tensor:
         total, count = torch.zeros((), dtype=torch.float64), 0
         for x in parts:
-            values = prepare(x).movedim(1 + transform.axis, -1).flatten(0, -2)
+            values = prepare(x).movedim(1 + transform.axis, -1)
+            values = values.flatten(0, -2) if transform.padding is None else values[of_steps(x, transform)]
             total, count = total + f(values).sum(0), count + len(values)
         return total / count
 
@@ -121,6 +124,14 @@ def moments(blocks: Iterable[Tensor], transform: Transform) -> tuple[tuple[float
     std = mean_of(lambda values: (values - mean).square()).sqrt()
     std = torch.where(std > 1e-8 * mean.abs().clamp_min(1e-8), std, 1.0)
     return tuple(mean.tolist()), tuple(std.tolist())
+
+
+def of_steps(x: Tensor, transform: Transform) -> Tensor:
+    """(B, ...) which vectors of channels are no padding of series, for samples with the channels moved to the end."""
+    places = x.movedim(1 + transform.axis, -1)[..., 0]
+    if x.ndim < 3 or transform.padding is None or transform.axis == 0:
+        return torch.ones_like(places, dtype=torch.bool)
+    return real_steps(x, transform.padding).view(*x.shape[:2], *[1] * (x.ndim - 3)).expand_as(places)
 
 
 def filled(data: FederatedData, missing: str) -> FederatedData:

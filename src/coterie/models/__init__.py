@@ -88,7 +88,7 @@ def build_model(
     if isinstance(network, str):
         outputs = task if isinstance(task, int) else task.width
         per_token = {"vocabulary": outputs, "per_token": True} if isinstance(task, NextToken) else {}
-        padding = {} if transform.padding is None or len(shape) > 1 else {"padding": int(transform.padding)}
+        padding = {} if transform.padding is None else {"padding": transform.padding}
         usual = {**per_token, **padding} if network in OVER_TOKENS else {}
         shapes = {one.name: one.shape for one in transform.inputs} or transform.input_shape(shape)
         network = build(network, shapes, outputs, seed, **{**usual, **(options or {})})

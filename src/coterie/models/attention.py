@@ -118,13 +118,13 @@ def transformer(
     vocabulary: int | None = None,
     depth: int = 4,
     per_token: bool = False,
-    padding: int | None = None,
+    padding: float | None = None,
 ) -> Network:
     """A transformer for tokens (T,) or series (T, F): width 128, 4 heads, mean over positions; d = 128.
 
     vocabulary: number of different tokens, for tokens only. depth: number of layers. per_token: an output for every
-    position, which sees itself and those before it, instead of one for the sequence. padding: token at the end of texts
-    that are shorter than others; it is neither seen nor averaged.
+    position, which sees itself and those before it, instead of one for the sequence. padding: token, or
+    number in all features, at the end of sequences that are shorter than others; it is neither seen nor averaged.
     """
     check_sequence("transformer", shape, vocabulary, padding)
     _at_least_one("transformer", depth=depth)
@@ -158,7 +158,7 @@ def _encoder(
     depth: int,
     heads: int,
     per_token: bool = False,
-    padding: int | None = None,
+    padding: float | None = None,
 ) -> nn.Sequential:
     blocks = [AttentionBlock(width, heads, causal=per_token) for _ in range(depth)]
     end = [] if per_token else [MeanOverPositions()]

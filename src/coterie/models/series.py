@@ -12,6 +12,7 @@ from coterie.core.batch import TEST_BATCH
 from coterie.core.data import FederatedData
 from coterie.core.errors import CoterieError
 from coterie.core.model import Model
+from coterie.core.padding import real_steps
 from coterie.core.sharing import own_name
 from coterie.models.network import Network, Shape, group_norm
 
@@ -47,15 +48,16 @@ class Masked(nn.Module):
     """A layer (B, T, F) -> (B, ...) that takes real (B, T), the positions that are not padding; None: all."""
 
 
-class PaddedTokens(nn.Sequential):
-    """Layers over tokens (B, T) that end in padding. The first position is real, also of an empty text."""
+class Padded(nn.Sequential):
+    """Layers over tokens (B, T) or series (B, T, F) that end in padding. The first position is always real."""
 
-    def __init__(self, padding: int, *layers: nn.Module) -> None:
+    def __init__(self, padding: float, *layers: nn.Module) -> None:
         super().__init__(*layers)
         self.padding = padding
 
     def forward(self, x: Tensor) -> Tensor:
-        real = (x != self.padding) | (torch.arange(x.shape[1], device=x.device) == 0)
+        first = torch.arange(x.shape[1], device=x.device) == 0
+        real = (x != self.padding) | first if x.ndim == 2 else real_steps(x, self.padding)
         for layer in self:
             x = layer(x, real) if isinstance(layer, Masked) else layer(x)
         return x
@@ -87,30 +89,32 @@ def lstm(
     hidden: int = 128,
     layers: int = 1,
     per_token: bool = False,
-    padding: int | None = None,
+    padding: float | None = None,
 ) -> Network:
     """LSTM layers over tokens (T,) or series (T, F), the last hidden state; d = hidden.
 
-    vocabulary: number of different tokens, for tokens only. per_token: an output for every position. padding: token at
-    the end of texts that are shorter than others; the state is that after the last other token.
+    vocabulary: number of different tokens, for tokens only. per_token: an output for every position. padding: token, or
+    number in all features, at the end of sequences that are shorter than others; the state is that before it.
     """
     check_sequence("lstm", shape, vocabulary, padding)
     for name, value in (("hidden", hidden), ("layers", layers)):
         if value < 1:
             raise CoterieError(f"{name} of model 'lstm' must be at least 1, got {value}")
     if vocabulary is None:
-        return Network(Hidden(shape[1], hidden, layers, per_token), nn.Linear(hidden, classes))
+        recurrent = Hidden(shape[1], hidden, layers, per_token)
+        return Network(recurrent if padding is None else chain(padding, recurrent), nn.Linear(hidden, classes))
     encoder = chain(padding, TokenEmbedding(vocabulary, hidden), Hidden(hidden, hidden, layers, per_token))
     return Network(encoder, nn.Linear(hidden, classes))
 
 
-def chain(padding: int | None, *layers: nn.Module) -> nn.Sequential:
-    return nn.Sequential(*layers) if padding is None else PaddedTokens(padding, *layers)
+def chain(padding: float | None, *layers: nn.Module) -> nn.Sequential:
+    return nn.Sequential(*layers) if padding is None else Padded(padding, *layers)
 
 
-def check_sequence(name: str, shape: Shape, vocabulary: int | None, padding: int | None) -> None:
+def check_sequence(name: str, shape: Shape, vocabulary: int | None, padding: float | None) -> None:
     """Raise an error unless samples are tokens (T,) with a vocabulary, or series (T, F) without one."""
-    if padding is not None and (vocabulary is None or padding not in range(vocabulary)):
+    takes_tokens = vocabulary is not None or len(shape) < 2
+    if padding is not None and takes_tokens and (vocabulary is None or padding not in range(vocabulary)):
         ids = "needs vocabulary=N" if vocabulary is None else f"must be a token from 0 to {vocabulary - 1}"
         raise CoterieError(f"padding of model '{name}' {ids}, got padding={padding!r}")
     if vocabulary is not None and (not isinstance(vocabulary, int) or vocabulary < 2):

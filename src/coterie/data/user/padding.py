@@ -33,6 +33,21 @@ def check_unused(pairs: Sequence[tuple[Any, Any]], padding: float, per_token: bo
             )
 
 
+def check_ends(pairs: Sequence[tuple[Any, Any]], padding: float) -> None:
+    """Refuse series (T, ...) of different lengths or forms that end in padding or cannot be filled along time."""
+    shapes = [np.shape(x) for x, _ in pairs]
+    if other := next((shape for shape in shapes if shape[1:] != shapes[0][1:]), None):
+        raise CoterieError(
+            "`padding` fills series (T, F) along time, their first axis, but these differ in others, such as "
+            f"{shapes[0]} and {other}; turn series (C, T) around: x.T"
+        )
+    for x, _ in pairs if len(set(shapes)) > 1 else ():
+        if len(x) and (np.asarray(x)[-1] == padding).all():
+            raise CoterieError(
+                f"a series of {len(x)} steps ends with the padding {padding}; choose a number with which none ends"
+            )
+
+
 def sequence_length(sample: Any, padding: Padding) -> int:
     """Of the longest sequence of a sample that is padded."""
     return max(len(sample[name]) for name in padding) if isinstance(padding, Mapping) else len(sample)

@@ -12,6 +12,7 @@ from coterie.core.errors import CoterieError
 from coterie.core.task import IGNORED
 from coterie.data.user.padding import (
     Padding,
+    check_ends,
     check_unused,
     extended,
     filled_up,
@@ -221,6 +222,8 @@ def padded(given: Given, padding: Padding) -> Given:
     per_token = all(np.ndim(y) == 1 and len(y) == size for size, (_, y) in zip(sizes, pairs, strict=True))
     if ids and not isinstance(padding, Mapping):
         check_unused(pairs, padding, per_token)
+    elif not isinstance(padding, Mapping):
+        check_ends(pairs, padding)
     most = max(sizes, default=0)
 
     def pad(rows: Rows) -> LabelledPairs:

@@ -256,7 +256,10 @@ def read_dataset(dataset: Any, where: str) -> tuple[Array, Array]:
         x.append(as_array(0 if isinstance(sample[0], Mapping) else sample[0], f"{where}, sample {i}"))
         y.append(None if sample[1] is None else as_array(sample[1], f"the label of {where}, sample {i}"))
         if x[-1].shape != x[0].shape:
-            raise CoterieError(f"{where}, sample {i}: shape {x[-1].shape} differs from the first sample's {x[0].shape}")
+            hint = "; series (T, F) of different lengths need padding=NUMBER" if x[-1].ndim == x[0].ndim <= 2 else ""
+            raise CoterieError(
+                f"{where}, sample {i}: shape {x[-1].shape} differs from the first sample's {x[0].shape}{hint}"
+            )
     if named:
         if len(named) < len(x):
             raise CoterieError(f"{where}: some samples are dictionaries of inputs, others are not")
