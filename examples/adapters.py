@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -246,20 +247,22 @@ def main(argv: list[str] | None = None) -> None:
         "arms": [],
     }
     network.head = vit(plan, data, data.classes).head
+    print(f"pretrained: accuracy {tested:.3f}, {took:.0f} s", file=sys.stderr)
     experiment = Experiment(plan, network, given.data, given.device, given.precision)
 
-    def keep() -> None:
+    def keep(done: str) -> None:
         found["seconds"] = time.perf_counter() - start
+        print(f"{found['seconds']:.0f} s: {done}", file=sys.stderr)
         if given.out:
             given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
     for arm in ARMS:
         found["arms"].append(experiment.described(arm))
-        keep()
+        keep(f"{arm.name}: learning rate {found['arms'][-1]['lr']:g}")
     for seed in range(plan.seeds):
         for arm, entry in zip(ARMS, found["arms"], strict=True):
             entry["runs"].append(experiment.repeated(arm, seed, entry["lr"]))
-            keep()
+            keep(f"{arm.name}, seed {seed}: accuracy {entry['runs'][-1]['accuracy']:.3f}")
     if not given.out:
         print(json.dumps(found, indent=1))
 
