@@ -193,3 +193,22 @@ def test_series_of_different_lengths_are_padded_or_refused() -> None:
     turned = [(x.T, y) for x, y in series(7)]
     with pytest.raises(CoterieError, match=r"along time, their first axis, .* turn series \(C, T\) around: x\.T"):
         coterie.clients_from([turned, turned], padding=0.0)
+
+
+def test_lists_of_series_and_labels_are_taken() -> None:
+    pairs = [series(7), series(6, seed=1)]
+    expected = coterie.clients_from(pairs, padding=0.0)
+    listed = [([x for x, _ in own], [y for _, y in own]) for own in pairs]
+    array = np.empty(24, object)
+    array[:] = listed[1][0]
+    for given in (listed, [listed[0], (array, np.array(listed[1][1]))]):
+        made = coterie.clients_from(given, padding=0.0)
+        assert torch.equal(made.train.x, expected.train.x)
+        assert torch.equal(made.train.y, expected.train.y)
+    with pytest.raises(CoterieError, match="different lengths: the samples 24, the labels 23"):
+        coterie.clients_from([(listed[0][0], listed[0][1][1:]), listed[1]], padding=0.0)
+
+
+def test_a_network_that_would_take_time_for_channels_is_refused() -> None:
+    with pytest.raises(CoterieError, match=r"'cnn1d' takes series \(C, T\), and padded series are \(T, F\)"):
+        coterie.run("fedavg", federation(9), "cnn1d", rounds=1, progress=False)

@@ -89,6 +89,11 @@ def build_model(
         outputs = task if isinstance(task, int) else task.width
         per_token = {"vocabulary": outputs, "per_token": True} if isinstance(task, NextToken) else {}
         padding = {} if transform.padding is None else {"padding": transform.padding}
+        if network == "cnn1d" and padding:
+            raise CoterieError(
+                "model 'cnn1d' takes series (C, T), and padded series are (T, F); choose lstm, transformer or a "
+                "network of your own"
+            )
         usual = {**per_token, **padding} if network in OVER_TOKENS else {}
         shapes = {one.name: one.shape for one in transform.inputs} or transform.input_shape(shape)
         network = build(network, shapes, outputs, seed, **{**usual, **(options or {})})

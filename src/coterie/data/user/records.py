@@ -121,6 +121,10 @@ def pair_of_arrays(given: Any) -> Any:
         x, y = given
         check_lengths({**x, "the labels": y}, "inputs and labels")
         return LabelledPairs(NamedColumns(x), as_rows(y))
+    if isinstance(given, tuple) and len(given) == 2 and is_sequences(given[0]) and is_sequence(given[1]):
+        x, y = given
+        check_lengths({"the samples": x, "the labels": y}, "samples and labels")
+        return LabelledPairs(x, as_rows(y))
     if not (
         isinstance(given, tuple) and len(given) == 2 and all(isinstance(a, np.ndarray | torch.Tensor) for a in given)
     ):
@@ -133,6 +137,12 @@ def pair_of_arrays(given: Any) -> Any:
 
 def is_sequence(given: Any) -> bool:
     return hasattr(given, "__len__") and not isinstance(given, Mapping | str)
+
+
+def is_sequences(given: Any) -> bool:
+    """Whether this is a list of arrays, which may differ in length."""
+    listed = isinstance(given, list) or (isinstance(given, np.ndarray) and given.dtype == object)
+    return listed and len(given) > 0 and all(isinstance(one, np.ndarray | torch.Tensor) for one in given)
 
 
 def is_records(given: Any) -> bool:
