@@ -1,0 +1,54 @@
+"""FedAvg of fluke, without evaluation, on its fast data loaders."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+for name in ("nms", "qnms"):  # torchvision from the package index cannot be imported with a torch for CPUs only
+    torch.library.define(f"torchvision::{name}", "(Tensor boxes, Tensor scores, float most) -> Tensor")
+
+from fluke import DDict, FlukeENV
+from fluke.algorithms.fedavg import FedAVG
+from fluke.data import FastDataLoader
+
+from benchmarks.peers.task import CLASSES, SEED, Task, serve
+
+
+class Fluke:
+    def __init__(self, task: Task) -> None:
+        env = FlukeENV()
+        env.set_seed(SEED)
+        env.set_device("cpu")
+        env.set_inmemory(True)
+        env.set_eval_cfg(pre_fit=False, post_fit=False, locals=False, server=False)
+        loaders = [
+            FastDataLoader(x, y, num_labels=CLASSES, batch_size=task.batch, shuffle=True) for x, y in task.parts()
+        ]
+        splitter: Any = SimpleNamespace(assign=lambda clients, batch: ((loaders, [None] * clients), None))
+        settings = {
+            "client": {
+                "batch_size": task.batch,
+                "local_epochs": 1,
+                "loss": nn.CrossEntropyLoss,
+                "optimizer": {"name": "SGD", "lr": task.lr},
+                "scheduler": {"name": "StepLR", "gamma": 1, "step_size": 1},
+            },
+            "server": {"weighted": True},
+            "model": task.network(),
+        }
+        self.algorithm = FedAVG(task.clients, splitter, DDict(settings))
+
+    def rounds(self, count: int) -> None:
+        self.algorithm.server.fit(n_rounds=count, eligible_perc=1.0, finalize=False)
+
+    def answer(self, x: Tensor) -> Tensor:
+        result: Tensor = self.algorithm.server.model(x)
+        return result
+
+
+if __name__ == "__main__":
+    serve(Fluke)
