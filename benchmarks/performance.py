@@ -18,6 +18,7 @@ from typing import Any
 from tools.ledger import renewed
 
 from benchmarks import tables
+from benchmarks.peers.page import page as peers
 from benchmarks.plot import plot
 from benchmarks.sweep import NAMES
 from coterie.execution.backend import PRECISIONS
@@ -233,6 +234,7 @@ def pages() -> dict[Path, str]:
     texts = {
         "speed": speed(found),
         "runs": whole(found),
+        "peers": peers(),
         "published": f"{whole(found, others=True)}\n\n{references()}",
         "growth": growth(found),
         "profiles": profiles(found),

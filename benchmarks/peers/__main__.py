@@ -42,8 +42,9 @@ PEERS = {
     "pfl-research": Peer("pfl_fedavg", "pfl", ("pfl[pytorch]==0.6.0",)),
 }
 VERSIONS = """
-import importlib.metadata as m, platform, sys
-print(m.version(sys.argv[1]) if sys.argv[1] else "", m.version("torch"), platform.python_version(), sep=",")
+import importlib.metadata, platform, sys, torch
+own = importlib.metadata.version(sys.argv[1]) if sys.argv[1] else ""
+print(own, torch.__version__, platform.python_version(), sep=",")
 """
 
 

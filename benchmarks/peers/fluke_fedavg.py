@@ -8,18 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-for name in ("nms", "qnms"):  # torchvision from the package index cannot be imported with a torch for CPUs only
-    torch.library.define(f"torchvision::{name}", "(Tensor boxes, Tensor scores, float most) -> Tensor")
-
-from fluke import DDict, FlukeENV
-from fluke.algorithms.fedavg import FedAVG
-from fluke.data import FastDataLoader
-
 from benchmarks.peers.task import CLASSES, SEED, Task, serve
 
 
 class Fluke:
     def __init__(self, task: Task) -> None:
+        for name in ("nms", "qnms"):  # without them, torchvision from the package index needs a torch for CUDA
+            torch.library.define(f"torchvision::{name}", "(Tensor boxes, Tensor scores, float most) -> Tensor")
+        from fluke import DDict, FlukeENV
+        from fluke.algorithms.fedavg import FedAVG
+        from fluke.data import FastDataLoader
+
         env = FlukeENV()
         env.set_seed(SEED)
         env.set_device("cpu")
