@@ -107,8 +107,8 @@ def ask(process: subprocess.Popen[str]) -> dict[str, Any]:
     return cast("dict[str, Any]", json.loads(line))
 
 
-def measure(folder: Path, name: str, repeats: int) -> dict[str, Any]:
-    """Time of every simulator, in turn; the first turn is not counted."""
+def measure(folder: Path, name: str, repeats: int, origin: dict[str, Any]) -> dict[str, Any]:
+    """Time of every simulator, in turn; the first turn is not counted. origin: provenance."""
     task, before = TASKS[name], load()
     found: dict[str, dict[str, Any]] = {n: versions(folder, peer) for n, peer in PEERS.items()}
     with ExitStack() as stack:
@@ -123,7 +123,7 @@ def measure(folder: Path, name: str, repeats: int) -> dict[str, Any]:
         for process in processes.values():
             cast("IO[str]", process.stdin).close()
     about = {"about": task.about, "rounds": task.rounds, "steps": task.steps}
-    return {**provenance("cpu"), **about, "load": [before, load()], "simulators": found}
+    return {**origin, **about, "load": [before, load()], "simulators": found}
 
 
 def main() -> None:
@@ -139,10 +139,11 @@ def main() -> None:
     if chosen.install:
         install(folder)
         return
+    origin = provenance("cpu")  # before results are written, which are part of the repository
     try:
         for name in chosen.tasks.split(","):
             content = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
-            content[name] = measure(folder, name, chosen.repeats)
+            content[name] = measure(folder, name, chosen.repeats, origin)
             RESULTS.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     except CoterieError as error:
         sys.exit(f"peers: {error}")
