@@ -76,14 +76,17 @@ def spread(shares: list[float]) -> str:
 
 def origin(found: dict[str, Any]) -> str:
     seeds = len(found["arms"][0]["runs"])
+    repeated = (
+        f", ± half of the 95 % interval (Student's t) over {seeds} seeds, each with its own partition, head, adapters "
+        "and batches; the network was pretrained once. "
+    )
     return (
-        "Mean over clients after the last round, ± half of the 95 % interval (Student's t) over "
-        f"{seeds} seeds, each with its own partition, head, adapters and batches; the network was pretrained once. "
-        f"{rates(found)}MB are those of both directions, all clients and rounds; frozen numbers are sent once to each "
-        "client and are not in it. Seconds are the median of whole runs, with setup and evaluation after every round; "
-        f"pretraining took {found['pretraining']['seconds']:.0f} s, and all together {found['seconds']:.0f} s. "
-        f"{found['device']}, {found['precision']}, torch {found['torch']}, Python {found['python']}, commit "
-        f"{found['commit']}, {found['date']}."
+        f"Mean over clients after the last round{repeated if seeds > 1 else ', one run each. '}{rates(found)}"
+        "MB are those of both directions, all clients and rounds; frozen numbers are sent once to each client and are "
+        "not in it. Seconds are the median of whole runs, with setup and evaluation after every round; pretraining "
+        f"took {found['pretraining']['seconds']:.0f} s, and all together {found['seconds']:.0f} s. {found['device']}, "
+        f"{found['precision']}, torch {found['torch']}, Python {found['python']}, commit {found['commit']}, "
+        f"{found['date']}."
     )
 
 
