@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
 from benchmarks.machine import load, provenance
-from benchmarks.peers.task import TASKS
+from benchmarks.peers.shared import SHARED_WORK
 from coterie.core.errors import CoterieError
 
 ROOT = Path(__file__).parent.parent.parent
@@ -82,10 +82,10 @@ def versions(folder: Path, peer: Peer) -> dict[str, str]:
 
 
 @contextmanager
-def running(folder: Path, peer: Peer, task: str) -> Iterator[subprocess.Popen[str]]:
+def running(folder: Path, peer: Peer, work: str) -> Iterator[subprocess.Popen[str]]:
     """The process of a simulator."""
     own = {"OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0", "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
-    command = [python_of(folder, peer), "-m", f"benchmarks.peers.{peer.module}", task]
+    command = [python_of(folder, peer), "-m", f"benchmarks.peers.{peer.module}", work]
     log = folder / f"{peer.module}.log"
     with (
         log.open("a", encoding="utf-8") as errors,
@@ -109,7 +109,7 @@ def ask(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 def measure(folder: Path, name: str, repeats: int, origin: dict[str, Any]) -> dict[str, Any]:
     """Time of every simulator, in turn; the first turn is not counted. origin: provenance."""
-    task, before = TASKS[name], load()
+    work, before = SHARED_WORK[name], load()
     found: dict[str, dict[str, Any]] = {n: versions(folder, peer) for n, peer in PEERS.items()}
     with ExitStack() as stack:
         processes = {n: stack.enter_context(running(folder, peer, name)) for n, peer in PEERS.items()}
@@ -122,7 +122,7 @@ def measure(folder: Path, name: str, repeats: int, origin: dict[str, Any]) -> di
                         found[simulator].setdefault(key, []).append(round(value, 4))
         for process in processes.values():
             cast("IO[str]", process.stdin).close()
-    about = {"about": task.about, "rounds": task.rounds, "steps": task.steps}
+    about = {"about": work.about, "rounds": work.rounds, "steps": work.steps}
     return {**origin, **about, "load": [before, load()], "simulators": found}
 
 
@@ -132,7 +132,7 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path, help="folder with the environments of the simulators")
     parser.add_argument("--install", action="store_true", help="make the environments")
-    parser.add_argument("--tasks", default=",".join(TASKS), help=f"comma-separated: {', '.join(TASKS)}")
+    parser.add_argument("--workloads", default=",".join(SHARED_WORK), help=f"comma-separated: {', '.join(SHARED_WORK)}")
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each simulator (default: 3)")
     chosen = parser.parse_args()
     folder: Path = chosen.folder.resolve()
@@ -141,7 +141,7 @@ def main() -> None:
         return
     origin = provenance("cpu")  # before results are written, which are part of the repository
     try:
-        for name in chosen.tasks.split(","):
+        for name in chosen.workloads.split(","):
             content = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
             content[name] = measure(folder, name, chosen.repeats, origin)
             RESULTS.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

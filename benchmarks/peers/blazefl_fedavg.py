@@ -9,14 +9,14 @@ from blazefl.reproducibility import setup_reproducibility
 from torch import Generator, Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.peers.task import SEED, Task, serve
+from benchmarks.peers.shared import SEED, SharedWork, serve
 
 
 class Clients:
     """The samples, and the network, as BlazeFL asks for them."""
 
-    def __init__(self, task: Task) -> None:
-        self.task, self.sets = task, [TensorDataset(x, y) for x, y in task.parts()]
+    def __init__(self, work: SharedWork) -> None:
+        self.work, self.sets = work, [TensorDataset(x, y) for x, y in work.parts()]
 
     def get_dataloader(
         self, type_: Any, cid: int, batch_size: int, generator: Generator | None = None
@@ -24,17 +24,17 @@ class Clients:
         return DataLoader(self.sets[cid], batch_size=batch_size, shuffle=True, generator=generator)
 
     def select_model(self, model_name: str) -> nn.Module:
-        return self.task.network()
+        return self.work.network()
 
 
 class BlazeFL:
-    def __init__(self, task: Task) -> None:
+    def __init__(self, work: SharedWork) -> None:
         setup_reproducibility(SEED)
-        clients: Any = Clients(task)
-        common = {"model_selector": clients, "model_name": "", "dataset": clients, "num_clients": task.clients}
-        common |= {"device": "cpu", "batch_size": task.batch, "seed": SEED}
+        clients: Any = Clients(work)
+        common = {"model_selector": clients, "model_name": "", "dataset": clients, "num_clients": work.clients}
+        common |= {"device": "cpu", "batch_size": work.batch, "seed": SEED}
         self.server = FedAvgBaseServerHandler(global_round=10**9, sample_ratio=1.0, **common)
-        self.trainer = FedAvgBaseClientTrainer(epochs=1, lr=task.lr, **common)
+        self.trainer = FedAvgBaseClientTrainer(epochs=1, lr=work.lr, **common)
 
     def rounds(self, count: int) -> None:
         for _ in range(count):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import coterie
 from benchmarks.ours import Federation
-from benchmarks.peers.task import CLASSES, TESTS, Task, serve
+from benchmarks.peers.shared import CLASSES, TESTS, SharedWork, serve
 from benchmarks.published import FedAvgWithoutTuning
 from coterie.api import Execution, make_network, place
 from coterie.core.data import FederatedData, Split
@@ -16,21 +16,21 @@ from coterie.models import Network
 
 
 class Coterie:
-    def __init__(self, task: Task) -> None:
-        x, y, x_test, y_test = task.data()
-        each = TESTS // task.clients
+    def __init__(self, work: SharedWork) -> None:
+        x, y, x_test, y_test = work.data()
+        each = TESTS // work.clients
         held = FederatedData(
             "generated",
             CLASSES,
-            Split(x, y, (task.samples,) * task.clients),
-            Split(x_test, y_test, (each,) * task.clients),
+            Split(x, y, (work.samples,) * work.clients),
+            Split(x_test, y_test, (each,) * work.clients),
         )
-        net = task.network()
+        net = work.network()
         model = make_network(Network(net[:-1], net[-1]), held, 0)
-        train = coterie.LocalTraining(local_epochs=1, batch_size=task.batch, lr=task.lr, momentum=0.0, weight_decay=0.0)
+        train = coterie.LocalTraining(local_epochs=1, batch_size=work.batch, lr=work.lr, momentum=0.0, weight_decay=0.0)
         method: Any = FedAvgWithoutTuning().but(train=train)
         self.clients = place(method, model, held, 0, Execution(device="cpu"))
-        self.federation = Federation(self.clients, task.clients)
+        self.federation = Federation(self.clients, work.clients)
 
     def rounds(self, count: int) -> None:
         for _ in range(count):

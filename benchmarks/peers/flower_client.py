@@ -9,24 +9,24 @@ import torch.nn.functional as F
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from torch import Tensor
 
-from benchmarks.peers.task import TASKS, Task
+from benchmarks.peers.shared import SHARED_WORK, SharedWork
 
 
 @cache
-def loaded(about: str) -> tuple[Task, list[tuple[Tensor, Tensor]], torch.nn.Module]:
-    """A task, its samples and its network; once in every process."""
+def loaded(about: str) -> tuple[SharedWork, list[tuple[Tensor, Tensor]], torch.nn.Module]:
+    """A workload, its samples and its network; once in every process."""
     torch.set_num_threads(1)
-    task = next(task for task in TASKS.values() if task.about == about)
-    return task, task.parts(), task.network()
+    work = next(work for work in SHARED_WORK.values() if work.about == about)
+    return work, work.parts(), work.network()
 
 
 def train(message: Message, context: Context) -> Message:
     """A round of one client."""
-    task, parts, net = loaded(str(message.content["config"]["about"]))
+    work, parts, net = loaded(str(message.content["config"]["about"]))
     x, y = parts[int(context.node_config["partition-id"])]
     net.load_state_dict(message.content["arrays"].to_torch_state_dict())
-    optimizer = torch.optim.SGD(net.parameters(), lr=task.lr)
-    for index in torch.randperm(len(y)).split(task.batch):
+    optimizer = torch.optim.SGD(net.parameters(), lr=work.lr)
+    for index in torch.randperm(len(y)).split(work.batch):
         optimizer.zero_grad()
         F.cross_entropy(net(x[index]), y[index]).backward()
         optimizer.step()

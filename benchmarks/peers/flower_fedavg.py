@@ -13,12 +13,12 @@ from flwr.simulation import run_simulation
 from torch import Tensor
 
 from benchmarks.peers.flower_client import train
-from benchmarks.peers.task import Task, cpu_seconds, serve
+from benchmarks.peers.shared import SharedWork, cpu_seconds, serve
 
 
 class Flower:
-    def __init__(self, task: Task) -> None:
-        self.task, self.net = task, task.network()
+    def __init__(self, work: SharedWork) -> None:
+        self.work, self.net = work, work.network()
 
     def rounds(self, count: int) -> tuple[float, float]:
         """One simulation: a round in which workers start and load samples, which does not count, and the rounds."""
@@ -28,7 +28,7 @@ class Flower:
         @server.main()
         def main(grid: Grid, context: Context) -> None:
             strategy = FedAvg(fraction_evaluate=0.0, min_evaluate_nodes=0)
-            config = ConfigRecord({"about": self.task.about})
+            config = ConfigRecord({"about": self.work.about})
             arrays = ArrayRecord(self.net.state_dict())
             strategy.start(grid=grid, initial_arrays=arrays, train_config=config, num_rounds=1)
             start, cpu = time.perf_counter(), cpu_seconds()
@@ -37,7 +37,7 @@ class Flower:
             self.net.load_state_dict(result.arrays.to_torch_state_dict())
 
         resources: Any = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 1}}
-        run_simulation(server, client, self.task.clients, backend_config=resources)
+        run_simulation(server, client, self.work.clients, backend_config=resources)
         return taken[0]
 
     def answer(self, x: Tensor) -> Tensor:

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.peers.task import CLASSES, SEED, Task, serve
+from benchmarks.peers.shared import CLASSES, SEED, SharedWork, serve
 
 
 class Fluke:
-    def __init__(self, task: Task) -> None:
+    def __init__(self, work: SharedWork) -> None:
         for name in ("nms", "qnms"):  # without them, torchvision from the package index needs a torch for CUDA
             torch.library.define(f"torchvision::{name}", "(Tensor boxes, Tensor scores, float most) -> Tensor")
         from fluke import DDict, FlukeENV
@@ -25,21 +25,21 @@ class Fluke:
         env.set_inmemory(True)
         env.set_eval_cfg(pre_fit=False, post_fit=False, locals=False, server=False)
         loaders = [
-            FastDataLoader(x, y, num_labels=CLASSES, batch_size=task.batch, shuffle=True) for x, y in task.parts()
+            FastDataLoader(x, y, num_labels=CLASSES, batch_size=work.batch, shuffle=True) for x, y in work.parts()
         ]
         splitter: Any = SimpleNamespace(assign=lambda clients, batch: ((loaders, [None] * clients), None))
         settings = {
             "client": {
-                "batch_size": task.batch,
+                "batch_size": work.batch,
                 "local_epochs": 1,
                 "loss": nn.CrossEntropyLoss,
-                "optimizer": {"name": "SGD", "lr": task.lr},
+                "optimizer": {"name": "SGD", "lr": work.lr},
                 "scheduler": {"name": "StepLR", "gamma": 1, "step_size": 1},
             },
             "server": {"weighted": True},
-            "model": task.network(),
+            "model": work.network(),
         }
-        self.algorithm = FedAVG(task.clients, splitter, DDict(settings))
+        self.algorithm = FedAVG(work.clients, splitter, DDict(settings))
 
     def rounds(self, count: int) -> None:
         self.algorithm.server.fit(n_rounds=count, eligible_perc=1.0, finalize=False)

@@ -15,7 +15,7 @@ SHOWN = 0  # the measurement whose accuracy is shown; all have taken the same st
 
 
 def page() -> str:
-    """A table for each task."""
+    """A table for each workload."""
     if not RESULTS.exists():
         return "Not measured yet."
     content = json.loads(RESULTS.read_text(encoding="utf-8"))

@@ -17,7 +17,7 @@ from pfl.hyperparam import NNTrainHyperParams
 from pfl.model.pytorch import PyTorchModel
 from torch import Tensor, nn
 
-from benchmarks.peers.task import SEED, Task, serve
+from benchmarks.peers.shared import SEED, SharedWork, serve
 
 
 def loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -25,24 +25,24 @@ def loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 class Pfl:
-    def __init__(self, task: Task) -> None:
+    def __init__(self, work: SharedWork) -> None:
         np.random.seed(SEED)  # noqa: NPY002  # pfl-research draws from numpy's global state
-        self.task, net = task, task.network()
+        self.work, net = work, work.network()
         net.loss, net.metrics = MethodType(loss, net), MethodType(lambda net, x, y: {}, net)  # type: ignore[assignment]
         self.model = PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=1.0))
-        parts, users = task.parts(), iter(range(10**9))
-        dataset = FederatedDataset(lambda user: PyTorchTensorDataset(parts[user]), lambda: next(users) % task.clients)
+        parts, users = work.parts(), iter(range(10**9))
+        dataset = FederatedDataset(lambda user: PyTorchTensorDataset(parts[user]), lambda: next(users) % work.clients)
         self.backend: Any = SimulatedBackend(dataset, dataset)
 
     def rounds(self, count: int) -> None:
         settings = NNAlgorithmParams(
             central_num_iterations=count,
             evaluation_frequency=count + 1,
-            train_cohort_size=self.task.clients,
+            train_cohort_size=self.work.clients,
             val_cohort_size=0,
         )
         training = NNTrainHyperParams(
-            local_num_epochs=1, local_learning_rate=self.task.lr, local_batch_size=self.task.batch
+            local_num_epochs=1, local_learning_rate=self.work.lr, local_batch_size=self.work.batch
         )
         FederatedAveraging().run(settings, self.backend, self.model, training)
 

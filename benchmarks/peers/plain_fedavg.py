@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.peers.task import Task, serve
+from benchmarks.peers.shared import SharedWork, serve
 
 
 class Plain:
-    def __init__(self, task: Task) -> None:
-        self.task, self.net, self.parts = task, task.network(), task.parts()
+    def __init__(self, work: SharedWork) -> None:
+        self.work, self.net, self.parts = work, work.network(), work.parts()
 
     def rounds(self, count: int) -> None:
         for _ in range(count):
@@ -19,8 +19,8 @@ class Plain:
             sums = {name: torch.zeros_like(value) for name, value in start.items()}
             for x, y in self.parts:
                 self.net.load_state_dict(start)
-                optimizer = torch.optim.SGD(self.net.parameters(), lr=self.task.lr)
-                for index in torch.randperm(len(y)).split(self.task.batch):
+                optimizer = torch.optim.SGD(self.net.parameters(), lr=self.work.lr)
+                for index in torch.randperm(len(y)).split(self.work.batch):
                     optimizer.zero_grad()
                     F.cross_entropy(self.net(x[index]), y[index]).backward()
                     optimizer.step()

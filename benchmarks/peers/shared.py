@@ -21,7 +21,7 @@ SEED, CLASSES, TESTS = 0, 10, 1000
 
 
 @dataclass(frozen=True)
-class Task:
+class SharedWork:
     """FedAvg in which all clients join and have equally many samples."""
 
     about: str
@@ -72,11 +72,11 @@ class Task:
             return float((answer(x.float() / 255).argmax(1) == y).float().mean())
 
 
-TASKS = {
-    "cnn-20": Task(
+SHARED_WORK = {
+    "cnn-20": SharedWork(
         "BlazeFL's CNN on images of 3 x 32 x 32, 20 clients x 500, batch 50", (3, 32, 32), 20, 500, 50, 2, 0.1
     ),
-    "mlp-100": Task(
+    "mlp-100": SharedWork(
         "784-64-10 units on images of 1 x 28 x 28, 100 clients x 100, batch 10", (1, 28, 28), 100, 100, 10, 3, 0.005
     ),
 }
@@ -92,19 +92,19 @@ class Simulator(Protocol):
         """The logits of the global model."""
 
 
-def serve(make: Callable[[Task], Simulator]) -> None:
+def serve(make: Callable[[SharedWork], Simulator]) -> None:
     """Answer every line of input. What simulators print goes to the error stream."""
     with os.fdopen(os.dup(1), "w") as out:
         os.dup2(2, 1)
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # also for the processes that it starts
         torch.set_num_threads(1)
-        task = TASKS[sys.argv[1]]
-        simulator = make(task)
+        work = SHARED_WORK[sys.argv[1]]
+        simulator = make(work)
         for _ in sys.stdin:
             start, cpu = time.perf_counter(), cpu_seconds()
-            own = simulator.rounds(task.rounds)
+            own = simulator.rounds(work.rounds)
             seconds, used = own or (time.perf_counter() - start, cpu_seconds() - cpu)
-            found = {"seconds": seconds, "cpu_seconds": used, "accuracy": task.accuracy(simulator.answer)}
+            found = {"seconds": seconds, "cpu_seconds": used, "accuracy": work.accuracy(simulator.answer)}
             print(json.dumps(found), file=out, flush=True)
 
 
