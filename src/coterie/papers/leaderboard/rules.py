@@ -57,7 +57,7 @@ class Benchmark:
         """A training; only its last round is measured."""
         row = replace(row_of(method), settings=settings)
         plan = self.recipe.plan(row, ())
-        return plan._replace(federation=replace(plan.federation, evaluate_every=plan.federation.rounds))
+        return replace(plan, federation=replace(plan.federation, evaluate_every=plan.federation.rounds))
 
 
 @dataclass(frozen=True)

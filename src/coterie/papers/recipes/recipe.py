@@ -9,8 +9,9 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from coterie.analysis.lookup import method_class, training
 from coterie.api import VARY, About, federate, make_method, resolve
@@ -96,7 +97,8 @@ class RecipeRow:
         return training(self.method)
 
 
-class Plan(NamedTuple):
+@dataclass(frozen=True)
+class Plan:
     """One training: everything that determines its result, except the seed."""
 
     dataset: str
@@ -134,7 +136,7 @@ class Plan(NamedTuple):
             "records": {},
         }
 
-    @property
+    @cached_property
     def hash(self) -> str:
         return hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode()).hexdigest()
 
