@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -112,7 +111,10 @@ def test_maps_as_features() -> None:
         run("fedavg", Pooled(), 1, 6, 6, head="classifier")
 
 
+@pytest.mark.long
 def test_parameters_of_the_network_itself_do_not_hide_its_head() -> None:
+    from peft import LoraConfig, get_peft_model  # takes seconds, which `make quick` need not wait for
+
     config = LoraConfig(r=2, target_modules=["body"], modules_to_save=["head"])
     network = get_peft_model(Tokens(), config)
     assert last_to_run(Tokens(), torch.randn(2, 6)) == "head"

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import transformers
-from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
 import coterie
@@ -89,6 +88,8 @@ def model_of(net: nn.Module, data: FederatedData, head: str | None = None) -> Mo
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("adapters", [False, True])
 def test_stacked_equals_looped(name: str, adapters: bool) -> None:
+    from peft import LoraConfig, get_peft_model
+
     torch.manual_seed(0)
     case, data = CASES[name], data_for(name)
     net = case.network()
@@ -130,6 +131,8 @@ def test_what_vmap_cannot_compute_is_looped_with_a_reason(tmp_path: Path) -> Non
 
 
 def test_tied_weights_are_refused_unless_they_are_frozen() -> None:
+    from peft import LoraConfig, get_peft_model
+
     data = data_for("gpt2")
     with pytest.raises(CoterieError, match=r"transformer\.wte\.weight' are one parameter; .* untie or freeze them"):
         model_of(gpt2(), data)
