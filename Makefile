@@ -32,6 +32,7 @@ check: .venv/dev  # ruff's S rules are those of bandit; every exception is expla
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.ledger --check
 	$(BIN)/python -m tools.adapters --check
+	$(BIN)/python -m tools.tasks --check
 
 audit: .venv/dev  # asks an advisory service on the internet; --strict: a library that it cannot look up is a failure
 	mkdir -p build
