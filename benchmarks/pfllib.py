@@ -36,6 +36,8 @@ from coterie.core.tree import Tree
 from coterie.methods.fedala import Down as Received
 from coterie.methods.fedala import FedALA
 from coterie.methods.fedala import State as MixingState
+from coterie.methods.fedgen import FedGen
+from coterie.methods.fedgen import Server as GeneratorServer
 from coterie.methods.fedgh import Down, FedGH, Server, State
 
 ROOT = Path(__file__).parent.parent
@@ -88,6 +90,28 @@ class FedALALearned(FedALA):
         return state._replace(mixing=self.learned(model, state, down, data))
 
 
+@dataclass(frozen=True)
+class FedGenNormalized(FedGen):
+    """Their generator has BatchNorm and uniform noise, and clients also train on it in round 1, when it is untrained.
+
+    That is the difference to ours: 70.45 after 10 rounds with all three, 72.10 without, 69.97 there.
+    """
+
+    title: ClassVar[str] = "FedGen"
+
+    def server_send(self, server: GeneratorServer, client: Tensor) -> Any:
+        down = super().server_send(server, client)
+        even = torch.full_like(down.labels, 1 / len(down.labels))
+        return down._replace(labels=torch.where(down.labels.any(), down.labels, even))
+
+    def drawn(self, keys: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        y, noise = super().drawn(keys, labels)
+        return y, torch.special.ndtr(noise)
+
+    def activated(self, hidden: Tensor) -> Tensor:
+        return ((hidden - hidden.mean(0)) / (hidden.var(0, correction=0) + 1e-5).sqrt()).relu()
+
+
 ROWS = [
     Row("fedavg", {}, "pre", "FedAvg"),
     Row("moon", {"contrast": 1.0, "temperature": 0.5}, "pre", "MOON mu=1 tau=0.5"),
@@ -132,11 +156,12 @@ ROWS = [
         why="their first conditions come from a random table, ours are zero",
     ),
     Row(
-        "fedgen",
+        FedGenNormalized,
         {"noise": 512, "hidden_units": 512, "diversity": 0.0}
         | {"server_lr": 0.005, "server_steps": 1000, "server_batch": 50},
         "pre",
         "FedGen",
+        why="as theirs, the generator has BatchNorm and uniform noise, and is used in round 1",
     ),
 ]
 

@@ -13,7 +13,7 @@ from coterie.core import random, tree
 from coterie.core.training import LocalTraining
 from coterie.execution import Turn
 from coterie.execution.requests import keys
-from coterie.methods.fedgen import LABEL, NOISE, FedGen, made, sameness
+from coterie.methods.fedgen import LABEL, NOISE, FedGen, sameness
 from tests import plain, toy
 
 SGD = LocalTraining(local_epochs=2, batch_size=8, lr=0.05, momentum=0.5, weight_decay=1e-3)
@@ -143,7 +143,7 @@ def test_the_generator_learns_what_the_heads_recognize() -> None:
     after = method.server_train(model, server, random.server_key(0, 0))
     y = torch.arange(3).repeat(50)
     noise = torch.randn(150, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert (made(after.generator, y, noise)[:, :4].argmax(1) == y).double().mean() > 0.95
+    assert (FedGen().generated(after.generator, y, noise)[:, :4].argmax(1) == y).double().mean() > 0.95
 
 
 def test_diversity_falls_with_the_distance_of_features() -> None:

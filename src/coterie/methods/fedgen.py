@@ -120,7 +120,7 @@ class FedGen(Method[Server, State, Down, Up]):
                 return task
             assert batch.key is not None
             y, noise = self.drawn(random.derive(batch.key, batch.sample), down.labels)
-            distilled = cross_entropy(model.logits(w.head, made(down.generator, y, noise)), y)
+            distilled = cross_entropy(model.logits(w.head, self.generated(down.generator, y, noise)), y)
             return task + self.distill * begun * distilled
 
         def step(carry: Carry, batch: Batch) -> Carry:
@@ -138,6 +138,17 @@ class FedGen(Method[Server, State, Down, Up]):
         noise = random.normals(random.derive(keys, NOISE), self.noise)
         return random.categories(random.derive(keys, LABEL), labels), noise.to(labels.dtype)
 
+    def generated(self, generator: Tree, y: Tensor, noise: Tensor) -> Tensor:
+        """(B, d) features of labels (B,) and noise (B, noise)."""
+        classes = torch.arange(generator["hidden.weight"].shape[1] - noise.shape[1], device=y.device)
+        given = torch.cat([noise, (y[:, None] == classes).to(noise.dtype)], 1)
+        hidden = self.activated(given @ generator["hidden.weight"].T + generator["hidden.bias"])
+        return hidden @ generator["out.weight"].T + generator["out.bias"]
+
+    def activated(self, hidden: Tensor) -> Tensor:
+        """(B, hidden_units) of the generator."""
+        return hidden.relu()
+
     def server_receive(self, server: Server, clients: Tensor, ups: Up) -> Server:
         mean, total = tree.average(ups.weights, ups.counts.sum(1)), ups.counts.sum(0)
         return Server(mean, server.generator, server.moments, total / total.sum(), ups.weights.head)
@@ -149,7 +160,7 @@ class FedGen(Method[Server, State, Down, Up]):
         data = Data(noise, y, key, rate, model.classes, Transform(), alone=True)
 
         def loss(w: Tree, batch: Batch) -> Tensor:
-            z = made(w, batch.y, batch.x)
+            z = self.generated(w, batch.y, batch.x)
             logits = torch.func.vmap(lambda head: model.logits(head, z))(server.heads).mean(0)  # of the ensemble
             task = cross_entropy(logits, batch.y)
             return task + self.diversity * sameness(batch.x, z) if self.diversity else task
@@ -162,14 +173,6 @@ class FedGen(Method[Server, State, Down, Up]):
 
     def server_predict(self, model: Model, server: Server, x: Tensor) -> Tensor:
         return model(server.weights, x)
-
-
-def made(generator: Tree, y: Tensor, noise: Tensor) -> Tensor:
-    """(B, d) features of labels (B,) and noise (B, noise)."""
-    classes = torch.arange(generator["hidden.weight"].shape[1] - noise.shape[1], device=y.device)
-    given = torch.cat([noise, (y[:, None] == classes).to(noise.dtype)], 1)
-    hidden = (given @ generator["hidden.weight"].T + generator["hidden.bias"]).relu()
-    return hidden @ generator["out.weight"].T + generator["out.bias"]
 
 
 def sameness(noise: Tensor, z: Tensor) -> Tensor:
