@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import typing
 from functools import cache
 from typing import Any
@@ -92,15 +93,22 @@ def test_adamw_stacked_equals_looped(name: str, keep: bool) -> None:
 
 
 @every_method
-@pytest.mark.parametrize("kind", ["regression", "next-token", "multi-label", "segmentation"])
-def test_tasks_stacked_equal_looped(name: str, kind: str) -> None:
-    """Tokens with AdamW, as people train them, where the method allows it."""
-    adamw = kind == "next-token" and not METHODS[name].needs_sgd
-    settings = {"optimizer": "adamw", "momentum": 0.0, "lr": 0.01} if adamw else {}
+@pytest.mark.parametrize(
+    ("kind", "optimizer"),
+    [
+        *itertools.product(("regression", "next-token"), ("sgd", "adamw")),
+        ("multi-label", "sgd"),
+        ("segmentation", "sgd"),
+    ],
+)
+def test_tasks_stacked_equal_looped(name: str, kind: str, optimizer: str) -> None:
+    settings = {} if optimizer == "sgd" else {"optimizer": "adamw", "momentum": 0.0, "lr": 0.01}
     method, (data, model) = toy.method(name, **settings), of_task(kind)
     if method.needs_classes:
         with pytest.raises(CoterieError, match=f"{method.title} needs one class per sample, .* {kind}"):
             Looped(method, model, data, 7, processes=1).rehearse()
+        return
+    if method.needs_sgd and optimizer != "sgd":
         return
     once = {"rounds": 1} if kind in ("multi-label", "segmentation") else {}
     expected, history = toy.looped(method, model, data, **RUN | once)

@@ -107,7 +107,7 @@ def test_a_recipe_says_what_to_train(tmp_path: Path) -> None:
         ("rounds: 2", "round: 2", "did you mean 'rounds'"),
         ("rounds: 2", "rounds: 2, seed: 3", "settings: seed is a setting of a run, not of a recipe"),
         ("method: fedpac", "method: fedpca", "did you mean 'fedpac'"),
-        ("align: 0.5", "aline: 0.5", "row Together: settings: 'aline': did you mean 'align'"),
+        ("align: 0.5", "aline: 0.5", "unknown key in row Together: settings 'aline': did you mean 'align'"),
         ("align: 0.5", "align: strong", "row Together: settings: align is 'strong'"),
         ("name: Together", "name: Alone", "duplicate name 'Alone'"),
         ("method: local}", "method: local, read: yesterday}", "row Alone: read"),
@@ -120,7 +120,7 @@ def test_a_recipe_says_what_to_train(tmp_path: Path) -> None:
         ),
         ("noniid_s: 50, local_epochs: 2, acc", "noniid_s: 20, local_epochs: 1, acc", "duplicate entry for"),
         ("noniid_s: [20, 50]", "noniid_s: 20", "vary: noniid_s must be a list"),
-        ("vary: {noniid_s", "vary: {noniid", "vary: 'noniid'"),
+        ("vary: {noniid_s", "vary: {noniid", "unknown key in vary 'noniid'"),
         ("when: {local_epochs: 2}", "when: {lr: 2}", "cases[0].when"),
     ],
 )

@@ -193,7 +193,7 @@ def read_differs(content: dict[str, Any], kinds: dict[str, Any]) -> dict[str, st
     """Setting -> why it differs from the protocol."""
     for name, why in content.items():
         if name not in kinds:
-            raise unknown("key differs:", name, kinds)
+            raise unknown("key in differs", name, kinds)
         if not isinstance(why, str) or not why.strip():
             raise CoterieError(f"differs: {name} must say in words why it differs from the protocol")
     return dict(content)
