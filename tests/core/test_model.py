@@ -247,6 +247,12 @@ def test_what_draws_random_numbers_is_known(network: nn.Module, layers: str) -> 
     assert re.search(layers, make_model(network, toy.SHAPE, 4).draws)
 
 
+def test_draws_that_change_nothing_by_chance_are_known() -> None:
+    """Two masks of a small share of few features are often equal."""
+    network = Net(lambda net, x: net.fc(F.dropout(net.body(x), 1e-4, net.training)), body=body(), fc=nn.Linear(8, 4))
+    assert make_model(network, toy.SHAPE, 4).draws == "its forward"
+
+
 def frozen_backbone() -> nn.Module:
     network = toy.network(batch_norm=True)
     for layer in (network[0], network[1]):  # type: ignore[index]
