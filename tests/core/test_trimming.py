@@ -102,6 +102,18 @@ class Fixed(nn.Module):
         return made
 
 
+class Windows(nn.Module):
+    """A convolution over few words and a maximum: the last window is seldom the largest, and a short text has none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.windows, self.head = nn.Embedding(WORDS, 4, padding_idx=0), nn.Conv1d(4, 1, 3), nn.Linear(1, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.head(self.windows(self.embed(x).mT).relu().amax(2))
+        return made
+
+
 def lstm() -> nn.Module:
     return build("lstm", (LONGEST,), 3, 0, vocabulary=WORDS, padding=0, hidden=8)
 
@@ -196,3 +208,12 @@ def test_several_inputs_of_one_length_are_cut_alike() -> None:
     short = made(made.start, packed)
     assert shapes == [(last, last, 1)]
     assert torch.allclose(short, replace(made, trimming=type(made.trimming)())(made.start, packed), atol=1e-6)
+
+
+def test_a_window_that_a_short_text_does_not_fill_is_never_cut() -> None:
+    for seed in range(30):
+        torch.manual_seed(seed)
+        network, words = Windows(), Transform(padding=0)
+        found = make_model(network, (LONGEST,), 3, transform=words, sample_type=torch.int64).trimming
+        assert not found.evaluation
+        assert not found.training

@@ -72,33 +72,39 @@ def verified(
     shape: tuple[int, ...],
     sample_type: torch.dtype,
 ) -> Trimming:
-    """The modes in which features(weights, x) of random samples are the same with and without padding at their end."""
+    """The modes in which features(weights, x) of random samples are the same with and without padding at their end.
+
+    Short ones too: a convolution needs some length, and a maximum over many positions rarely comes from the last ones.
+    """
     padded = tuple(one for one in transform.inputs if one.padding is not None and one.shape)
     if transform.padding is not None and shape:
         padded = (Input("", shape, str(sample_type).removeprefix("torch."), padding=transform.padding),)
     if not padded or any(one.shape[0] < 2 for one in padded):
         return NEVER
     trimming = Trimming(padded, transform.inputs)
+    shortest = min(one.shape[0] for one in padded)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        named = {one.name: sample(one, one in padded) for one in transform.inputs or padded}
-        whole = named if transform.inputs else named[""]
         disturbed = {name: noisy(name, t) for name, t in weights.items()}
-        modes = [alike(features, kind(disturbed), whole, trimming.cut(whole)) for kind in (dict, Live)]
+        modes = [True, True]
+        for length in sorted({1, 2, 3, shortest // 2} & set(range(1, shortest))):
+            named = {one.name: sample(one, length if one in padded else None) for one in transform.inputs or padded}
+            whole = named if transform.inputs else named[""]
+            for i, kind in enumerate((dict, Live)):
+                modes[i] = modes[i] and alike(features, kind(disturbed), whole, trimming.cut(whole))
     return trimming._replace(evaluation=modes[0], training=modes[1])
 
 
-def sample(one: Input, is_padded: bool) -> Tensor:
-    """(2, ...) random values of an input, of which the second half is padding; integers are 0 and 1."""
+def sample(one: Input, length: int | None) -> Tensor:
+    """(2, ...) random values of an input; integers are 0 and 1. length: where padding begins, or one before."""
     if one.type.is_floating_point:
         x = torch.randn(2, *one.shape).to(one.type)
     else:
         low, high = {0: (1, 2), 1: (0, 1)}.get(int(one.padding) if one.padding is not None else -1, (0, 2))
         x = torch.randint(low, high, (2, *one.shape)).to(one.type)
-    if is_padded and one.padding is not None:
-        half = one.shape[0] // 2
-        x[0, half:] = one.padding
-        x[1, max(half - 1, 1) :] = one.padding
+    if length is not None and one.padding is not None:
+        x[0, length:] = one.padding
+        x[1, max(length - 1, 1) :] = one.padding
     return x
 
 
