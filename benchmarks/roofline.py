@@ -32,11 +32,15 @@ class Work(NamedTuple):
 
 def step_work(net: nn.Module, x: Tensor, y: Tensor, momentum: bool) -> Work:
     """Work of one SGD step of one client on a batch x (B, ...), which is stored as bytes."""
-    written = 0
+    written = recurrent = 0
 
     def note(layer: nn.Module, given: tuple[Tensor, ...], out: Tensor | tuple[Tensor, ...]) -> None:
-        nonlocal written
+        nonlocal written, recurrent
         out = out[0] if isinstance(out, tuple) else out  # of a recurrent layer: its outputs
+        if isinstance(layer, nn.RNNBase):  # torch does not count it: every position multiplies every matrix
+            sizes = {name: p.numel() for name, p in layer.named_parameters() if p.ndim > 1}
+            first = 0 if given[0].requires_grad else sum(n for name, n in sizes.items() if "ih_l0" in name)
+            recurrent += 2 * (3 * sum(sizes.values()) - first) * (out.numel() // out.shape[-1])  # forward, 2 gradients
         if out.data_ptr() != given[0].data_ptr():  # a view moves nothing
             written += out.numel() * out.element_size()
 
@@ -49,7 +53,7 @@ def step_work(net: nn.Module, x: Tensor, y: Tensor, momentum: bool) -> Work:
         sum(p.numel() * p.element_size() for p in net.parameters() if p.requires_grad is kind) for kind in (True, False)
     )
     moved = (6 if momentum else 4) * trained + 2 * frozen  # frozen weights are read in both passes
-    return Work(counter.get_total_flops(), moved + x.numel() + 3 * written)
+    return Work(counter.get_total_flops() + recurrent, moved + x.numel() + 3 * written)
 
 
 def floors(work: Work, peaks: Peaks) -> dict[str, float]:

@@ -13,7 +13,9 @@ from typing import Any, Self
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import ours, performance, tables
 from benchmarks.__main__ import main
@@ -336,6 +338,27 @@ def test_operations_and_bytes_of_a_step_by_hand() -> None:
     work = step_work(conv, torch.rand(4, 1, 5, 5), torch.zeros(4, dtype=torch.int64), momentum=False)
     assert work.operations == 2 * (2 * 4 * 2 * 9 * 9)
     assert work.bytes == 4 * 4 * 20 + 100 + 3 * 4 * (4 * 18)
+
+
+def test_operations_of_recurrent_layers_are_those_of_their_cells() -> None:
+    """torch counts a cell, and not a layer."""
+
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.head = nn.LSTM(4, 5, batch_first=True), nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            made: Tensor = self.head(self.layer(x)[0][:, -1])
+            return made
+
+    x, y, cell, head = torch.rand(2, 7, 4), torch.zeros(2, dtype=torch.int64), nn.LSTMCell(4, 5), nn.Linear(5, 3)
+    h, c = torch.zeros(2, 5, requires_grad=True), torch.zeros(2, 5)
+    with FlopCounterMode(display=False) as counter:
+        for t in x.unbind(1):
+            h, c = cell(t, (h, c))
+        F.cross_entropy(head(h), y).backward()
+    assert step_work(Last(), x, y, momentum=False).operations == counter.get_total_flops() > 0
 
 
 def test_counting_leaves_the_network_as_it_was() -> None:
